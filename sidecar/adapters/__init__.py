@@ -1,0 +1,1 @@
+"""What acts: one outside thing each."""

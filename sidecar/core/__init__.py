@@ -1,0 +1,1 @@
+"""What decides. No sockets, files, clocks, environment or asyncio: time comes in as numbers."""

@@ -1,0 +1,107 @@
+"""What is warmed: variants, cells, gaits, waves."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Endpoint(StrEnum):
+    """Where a request goes."""
+
+    COMPLETIONS = "completions"
+    CHAT = "chat"
+
+    @property
+    def path(self) -> str:
+        return "/v1/completions" if self is Endpoint.COMPLETIONS else "/v1/chat/completions"
+
+
+class Gait(StrEnum):
+    """How a wave is let go (R3)."""
+
+    LED = "led"
+    """One request, the rest during its first step. A wave of one is led and has no rest."""
+    HELD = "held"
+    """All of them while a plug prefills, so that they share one engine step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """How a request is made. `fields` go into its body as they are."""
+
+    name: str
+    endpoint: Endpoint = Endpoint.COMPLETIONS
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.endpoint, json.dumps(self.fields, sort_keys=True)))
+
+
+class Role(StrEnum):
+    """What a cell is there for."""
+
+    GRID = "grid"
+    HEAVIEST = "heaviest"
+    """R10: one look that must succeed."""
+    HIGH_WATER = "high_water"
+    """R1: the one prompt that goes first and sets the high-water marks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One declared point. Tokens are exact: a wave of another length is invalid.
+
+    `output_tokens` is what each request generates, already raised by R4. With `ramp`, request i
+    (from 0) generates `output_tokens + i * ramp` tokens, so that one wave decodes at every batch
+    size from `concurrency` down to 1; `ramp` is 0 for a plain cell.
+    """
+
+    concurrency: int
+    prompt_tokens: int
+    output_tokens: int
+    variant: Variant = Variant("completions")
+    role: Role = Role.GRID
+    gaits: tuple[Gait, ...] = (Gait.LED,)
+    ramp: int = 0
+
+    @property
+    def id(self) -> str:
+        """Stable and readable: `completions-c4-p350-o16`, with the role or `ramp` if special."""
+        special = f"-{self.role}" if self.role is not Role.GRID else "-ramp" if self.ramp else ""
+        return (
+            f"{self.variant.name}-c{self.concurrency}-p{self.prompt_tokens}"
+            f"-o{self.output_tokens}{special}"
+        )
+
+    def output_tokens_of(self, index: int) -> int:
+        """Tokens that request `index` (from 0) of a wave generates."""
+        return self.output_tokens + index * self.ramp
+
+    @property
+    def wave_prompt_tokens(self) -> int:
+        return self.concurrency * self.prompt_tokens
+
+    @property
+    def wave_output_tokens(self) -> int:
+        return sum(self.output_tokens_of(i) for i in range(self.concurrency))
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A wave that a cell still needs as evidence."""
+
+    cell: Cell
+    gait: Gait
+
+
+@dataclass(frozen=True, slots=True)
+class Converge:
+    """R5: the tolerance τ above a baseline, in seconds: max(floor_s, factor × baseline)."""
+
+    floor_s: float = 0.1
+    factor: float = 1.0
+
+    def tolerance_s(self, baseline_s: float) -> float:
+        return max(self.floor_s, self.factor * baseline_s)

@@ -1,0 +1,51 @@
+"""Everything that can end a command, and with which exit code.
+
+    WarmupError
+    ├── ConfigError          2   the operator's to mend: settings, shapes file, unreadable file
+    ├── EngineUnavailable    4   nothing there that could be warmed, within the time that was given
+    │   └── EngineRejected   4   something is there and says no: wrong key, unknown model, not vLLM
+    └── EvidenceMissing      5   evidence was required and can't be had
+
+"Not warm" is no error but a verdict (exit code 3), and a request that fails is a Result.
+"""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What `vllm-warmup` answers to the shell."""
+
+    WARM = 0
+    BUG = 1
+    CONFIG = 2
+    NOT_CONVERGED = 3
+    ENGINE_UNAVAILABLE = 4
+    EVIDENCE_MISSING = 5
+
+
+class WarmupError(Exception):
+    """One sentence for the operator: what is wrong, where, and what to change."""
+
+    exit_code = ExitCode.BUG
+
+
+class ConfigError(WarmupError):
+    """Settings or a shapes file that can't be used as they are."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class EngineUnavailable(WarmupError):
+    """The engine did not answer in time."""
+
+    exit_code = ExitCode.ENGINE_UNAVAILABLE
+
+
+class EngineRejected(EngineUnavailable):
+    """The engine, or what stands at its address, answered and refused."""
+
+
+class EvidenceMissing(WarmupError):
+    """The operator required evidence that this engine doesn't give."""
+
+    exit_code = ExitCode.EVIDENCE_MISSING

@@ -1,0 +1,98 @@
+"""What came back: one Result per request, one WaveResult per wave.
+
+All stamps are seconds of a monotonic clock, counted from the wave's *release*: the moment the
+first request of the wave (not the plug) was let go.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sidecar.core.cells import Look
+from sidecar.core.metrics import CounterDelta
+
+
+class Outcome(StrEnum):
+    """How a request ended."""
+
+    OK = "ok"
+    HTTP_ERROR = "http_error"
+    """An answer that is not 200; `status` and `message` say which."""
+    STREAM_ERROR = "stream_error"
+    """200, and then an error event inside the stream."""
+    BROKEN = "broken"
+    """Refused, reset, cut off before [DONE], or garbage."""
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One request. A failed request is a Result too, with what had arrived before it failed."""
+
+    outcome: Outcome
+    sent_s: float
+    """The last byte of the body was handed to the socket."""
+    token_s: tuple[float, ...] = ()
+    """Arrival of each event that carried output: not of the role chunk, comments or usage."""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reason: str | None = None
+    status: int | None = None
+    message: str = ""
+
+    @property
+    def first_s(self) -> float | None:
+        return self.token_s[0] if self.token_s else None
+
+    @property
+    def last_s(self) -> float | None:
+        return self.token_s[-1] if self.token_s else None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token, from this request's own body."""
+        return self.token_s[0] - self.sent_s if self.token_s else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first: (last - first) / (tokens by usage - 1)."""
+        if len(self.token_s) < 2 or not self.completion_tokens or self.completion_tokens < 2:
+            return None
+        return (self.token_s[-1] - self.token_s[0]) / (self.completion_tokens - 1)
+
+    def worst_gap_s(self, after_s: float) -> float:
+        """The longest wait between two outputs, of those that ended after `after_s`; 0 if none."""
+        return max(
+            (b - a for a, b in zip(self.token_s, self.token_s[1:], strict=False) if b > after_s),
+            default=0.0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WaveResult:
+    """One wave as it ran."""
+
+    look: Look
+    results: tuple[Result, ...]
+    spread_s: float
+    """From the first to the last body of the wave written."""
+    took_s: float
+    """From the release to the last byte of the last stream."""
+    at_s: float
+    """Monotonic time of the release."""
+    plug: Result | None = None
+    """The plug's own request, its stamps relative to the same release: it was sent before 0."""
+    counters: CounterDelta | None = None
+    """What /metrics counted from before the wave until it agreed or a second had passed."""
+
+    @property
+    def f_s(self) -> float | None:
+        """R5's F: the slowest first token, counted from the release. None if one never came."""
+        firsts = [r.first_s for r in self.results]
+        return None if not firsts or None in firsts else max(f for f in firsts if f is not None)
+
+    @property
+    def g_s(self) -> float:
+        """R5's G: the worst gap inside any stream after the wave's last first token."""
+        f_s = self.f_s
+        return 0.0 if f_s is None else max((r.worst_gap_s(f_s) for r in self.results), default=0.0)
