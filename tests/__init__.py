@@ -1,0 +1,1 @@
+"""Promises of the sidecar, by tier: core, adapters, service, contract, live, containers."""

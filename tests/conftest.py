@@ -1,0 +1,67 @@
+"""What every tier needs: the async backend, a guard against blocked event loops, a real vLLM."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from blockbuster import BlockBuster, blockbuster_ctx
+
+from tests.live.vllm import Installation, NotInstalled, VllmServer
+
+GUARDED = ("adapters", "service")
+"""Tiers in which a blocked event loop is a bug of ours: it would falsify every latency."""
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Only asyncio: uvicorn and the waves' protocol stand on it."""
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def event_loop_guard(request: pytest.FixtureRequest) -> Iterator[BlockBuster | None]:
+    """In guarded tiers a blocking call of the sidecar on a running event loop fails the test.
+
+    The simulator is left out: it stands for another process, and writes its log as that would.
+    """
+    if not any(part in GUARDED for part in request.path.parts):
+        yield None
+        return
+    with blockbuster_ctx(
+        scanned_modules=["sidecar"], excluded_modules=["sidecar.simulator"]
+    ) as guard:
+        yield guard
+
+
+def unavailable(reason: str) -> None:
+    """A tier that can't run here is skipped and says why; in CI that is a failure."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"in CI no tier may be skipped: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def vllm_installation() -> Installation:
+    """The real vLLM that `make vllm` put under `.vllm`, and the tiny models beside it."""
+    try:
+        return Installation.find()
+    except NotInstalled as problem:
+        unavailable(str(problem))
+        raise AssertionError("not reached") from None
+
+
+@pytest.fixture(scope="session")
+def real_vllm(
+    vllm_installation: Installation, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[VllmServer]:
+    """One running qwen3 server for all tests that neither restart it nor need it cold."""
+    folder = tmp_path_factory.mktemp("vllm")
+    with VllmServer(vllm_installation, folder, model="qwen3") as server:
+        yield server
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """An empty folder of the test's own, short enough for a Unix socket inside."""
+    return tmp_path
