@@ -1,9 +1,23 @@
 """What was learned about an engine. What can't be learned is None, never a guess."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sidecar.core.cells import Endpoint
+from sidecar.core.errors import EngineRejected
+from sidecar.core.metrics import Scrape
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """Ids that ordinary text has: prompts are drawn from them, so that none holds a special id."""
+
+    low: int
+    high: int
+    """Inclusive."""
+    phrase: tuple[int, ...] = ()
+    """Ids of a text that a model goes on with easily, for engines that speculate; () if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +36,7 @@ class EngineFacts:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     kv_cache_tokens: int | None = None
+    """Of one data-parallel engine, the smallest."""
     vocab_size: int | None = None
     ranks: int | None = None
     """Data-parallel engines behind this URL: the distinct `engine` labels in /metrics."""
@@ -31,4 +46,143 @@ class EngineFacts:
     capture_sizes: tuple[int, ...] | None = None
     request_fields: Mapping[Endpoint, frozenset[str]] | None = None
     """Fields that the engine's own /openapi.json lists for each endpoint."""
+    token_ids: TokenIds | None = None
+    """None: could not be probed; `prompts` then falls back to a range that is safe."""
     sources: Mapping[str, str] = field(default_factory=dict)
+
+
+def learned(facts: EngineFacts, source: str, **values: Any) -> EngineFacts:
+    """`facts` with what `source` told: it wins over what stood there, its None tells nothing."""
+    known = {name: value for name, value in values.items() if value is not None}
+    return replace(facts, **known, sources={**facts.sources, **dict.fromkeys(known, source)})
+
+
+def from_models(facts: EngineFacts, body: object, model: str | None) -> EngineFacts:
+    """From the JSON of /v1/models (vLLM 0.33 entrypoints/serve/engine/protocol.py, ModelCard).
+
+    Raises EngineRejected where it is no such list, or doesn't list the configured `model`.
+    """
+    cards = body.get("data") if isinstance(body, dict) else None
+    if not isinstance(cards, list) or not cards:
+        raise EngineRejected("its /v1/models is not a list of models")
+    listed = {
+        card["id"]: card
+        for card in cards
+        if isinstance(card, dict) and isinstance(card.get("id"), str)
+    }
+    base = tuple(name for name, card in listed.items() if not card.get("parent"))
+    if model is not None and model not in listed:
+        raise EngineRejected(
+            f"it serves no model {model!r}, but {', '.join(map(repr, listed))}: "
+            "set WARMUP_MODEL to one of these"
+        )
+    if not base:
+        raise EngineRejected("its /v1/models lists no base model")
+    asked = model or base[0]
+    # A LoRA card has no length of its own (vLLM 0.33 openai/models/serving.py): its parent's holds.
+    lengths = [integer(listed[name].get("max_model_len")) for name in (asked, *base)]
+    return learned(
+        facts,
+        "/v1/models",
+        models=base,
+        model=asked,
+        max_model_len=next((length for length in lengths if length is not None), None),
+    )
+
+
+def from_scrape(facts: EngineFacts, scrape: Scrape) -> EngineFacts:
+    """From /metrics: ranks, KV capacity, and whether the engine speculates.
+
+    The families of speculation are registered at start by the Python server, and only with a
+    speculative configuration (vLLM 0.33 v1/spec_decode/metrics.py). A page without
+    cache_config_info is another front end's, whose series come with their first use: there
+    their absence tells nothing.
+    """
+    speculation = True if scrape.has_speculation else False if scrape.cache_config else None
+    draft_tokens = scrape.draft_positions if speculation else 0 if speculation is False else None
+    capacities = [_kv_tokens(labels) for labels in scrape.cache_config.values()]
+    known = [tokens for tokens in capacities if tokens is not None]
+    return learned(
+        facts,
+        "/metrics",
+        ranks=scrape.ranks,
+        kv_cache_tokens=min(known) if known else None,
+        speculation=speculation,
+        draft_tokens=draft_tokens,
+    )
+
+
+def _kv_tokens(labels: Mapping[str, str]) -> int | None:
+    """kv_cache_size_tokens (0.24+), else blocks × block size."""
+    tokens = _digits(labels.get("kv_cache_size_tokens"))
+    if tokens is not None:
+        return tokens
+    blocks, size = _digits(labels.get("num_gpu_blocks")), _digits(labels.get("block_size"))
+    return None if blocks is None or size is None else blocks * size
+
+
+def from_server_info(facts: EngineFacts, body: object) -> EngineFacts:
+    """From /server_info?config_format=json (dev mode only; vLLM 0.33 serve/dev/server_info).
+
+    The tree is VllmConfig's own and moves between versions: what is not where it is looked for
+    stays as it was.
+    """
+    speculative = _dig(body, "vllm_config", "speculative_config")
+    is_config = isinstance(_dig(body, "vllm_config"), dict)
+    sizes = _dig(body, "vllm_config", "compilation_config", "cudagraph_capture_sizes")
+    hf = _dig(body, "vllm_config", "model_config", "hf_text_config") or _dig(
+        body, "vllm_config", "model_config", "hf_config"
+    )
+    k = integer(_dig(speculative, "num_speculative_tokens"))
+    return learned(
+        facts,
+        "/server_info",
+        max_num_seqs=integer(_dig(body, "vllm_config", "scheduler_config", "max_num_seqs")),
+        max_num_batched_tokens=integer(
+            _dig(body, "vllm_config", "scheduler_config", "max_num_batched_tokens")
+        ),
+        max_model_len=integer(_dig(body, "vllm_config", "model_config", "max_model_len")),
+        vocab_size=integer(_dig(hf, "vocab_size")),
+        speculation=None if not is_config else speculative is not None,
+        draft_tokens=(0 if speculative is None else k) if is_config else None,
+        capture_sizes=tuple(sizes)
+        if isinstance(sizes, list) and all(integer(size) is not None for size in sizes)
+        else None,
+    )
+
+
+def from_openapi(facts: EngineFacts, body: object) -> EngineFacts:
+    """From /openapi.json: which fields each endpoint takes."""
+    found: dict[Endpoint, frozenset[str]] = {}
+    for endpoint in Endpoint:
+        schema = _dig(
+            body, "paths", endpoint.path, "post", "requestBody", "content", "application/json"
+        )
+        reference = _dig(schema, "schema", "$ref")
+        if isinstance(reference, str):
+            name = reference.rpartition("/")[2]
+            properties = _dig(body, "components", "schemas", name, "properties")
+        else:
+            properties = _dig(schema, "schema", "properties")
+        if isinstance(properties, dict) and properties:
+            found[endpoint] = frozenset(properties)
+    return learned(facts, "/openapi.json", request_fields=found or None)
+
+
+def _dig(tree: object, *path: str) -> Any:
+    for step in path:
+        if not isinstance(tree, dict):
+            return None
+        tree = tree.get(step)
+    return tree
+
+
+def integer(value: object) -> int | None:
+    """A positive whole number as it came in JSON, else None."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    return None
+
+
+def _digits(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None
