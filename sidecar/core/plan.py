@@ -1,18 +1,29 @@
 """Shapes × what was learned → the cells that can be sent, and those that can't, with the reason."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
-from sidecar.core.cells import Cell
+from sidecar.core.cells import Cell, Gait, Role
+from sidecar.core.facts import EngineFacts
+from sidecar.core.fit import Limits, Unfit, misfit
+from sidecar.core.known import known_facts
+from sidecar.core.shapes import OnUnfit, Shapes
 
+ASSUMED_BATCHED_TOKENS = 2048
+"""B where it is not known: the smallest default of vLLM's server (0.33 engine/arg_utils.py:
+2973-3006: 2048 on GPUs below 70 GB), so that a wave meant for one step fits one."""
 
-@dataclass(frozen=True, slots=True)
-class Unfit:
-    """A declared cell that this engine can't run."""
+ASSUMED_FIRST_TOKENS = 32_768
+"""R1's first prompt where B is not known: twice the largest default of vLLM's server (16,384)."""
 
-    cell: Cell
-    reason: str
-    remedy: str
-    """The flag or the line of the shapes file to change."""
+ASSUMED_DRAFT_TOKENS = 8
+"""k where speculation is on and k is not known: more than common drafters are set to."""
+
+DECODE_STEPS = 8
+"""R4: decode steps that all requests of a wave make together, beyond their own prefills."""
+
+__all__ = ["Plan", "Unfit", "expand"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +31,9 @@ class Plan:
     """What will be sent, in the order of the first pass: `first`, then `cells`, large before small.
 
     `plug_tokens` is the length of one plug's prompt, None where none fits; `batched_tokens` is B
-    as used for R1-R4 (learned, or assumed: `batched_tokens_known` tells).
+    as used for R1-R4 (learned, or assumed: `batched_tokens_known` tells). `refusal` is one
+    sentence that says why this plan must not be run as it is; None: run it. `facts` are the
+    engine's, completed with what the shapes file says under `engine:`.
     """
 
     cells: tuple[Cell, ...]
@@ -28,6 +41,138 @@ class Plan:
     heaviest: Cell | None = None
     unfit: tuple[Unfit, ...] = ()
     plug_tokens: int | None = None
-    batched_tokens: int = 2048
+    batched_tokens: int = ASSUMED_BATCHED_TOKENS
     batched_tokens_known: bool = False
     warnings: tuple[str, ...] = ()
+    refusal: str | None = None
+    facts: EngineFacts = field(default_factory=EngineFacts)
+
+
+def expand(shapes: Shapes, facts: EngineFacts) -> Plan:
+    """Fit the declared cells to an engine. Never raises: what is wrong is in `refusal`."""
+    known = known_facts(facts, shapes.engine)
+    facts, warnings = known.facts, list(known.warnings)
+    batched_tokens = facts.max_num_batched_tokens or ASSUMED_BATCHED_TOKENS
+    if facts.max_num_batched_tokens is None:
+        warnings.append(
+            f"max_num_batched_tokens is not known: {ASSUMED_BATCHED_TOKENS} is assumed for held "
+            "waves; say it under engine: in the shapes file"
+        )
+    plug_tokens = _plug_tokens(facts, batched_tokens)
+    draft_tokens = _draft_tokens(facts, warnings)
+    limits = Limits(facts, plug_tokens or 0)
+
+    fitting: dict[str, Cell] = {}
+    unfit: list[Unfit] = []
+    for declared in shapes.cells:
+        cell = _raised(declared, batched_tokens, draft_tokens, plug_tokens)
+        reason = misfit(cell, limits, declared)
+        if reason is not None:
+            unfit.append(reason)
+        elif cell.id in fitting:
+            warnings.append(
+                f"{declared.id} is the same as another cell once its output tokens are raised "
+                f"to {cell.output_tokens}: it runs once"
+            )
+        else:
+            fitting[cell.id] = cell
+    heaviest = shapes.heaviest
+    heaviest_unfit = misfit(heaviest, limits, heaviest) if heaviest is not None else None
+    if heaviest_unfit is not None:
+        unfit.append(heaviest_unfit)
+        heaviest = None
+    cells = tuple(sorted(fitting.values(), key=_size, reverse=True))
+    return Plan(
+        cells=cells,
+        first=_first(facts, cells) if cells else None,
+        heaviest=heaviest,
+        unfit=tuple(unfit),
+        plug_tokens=plug_tokens,
+        batched_tokens=batched_tokens,
+        batched_tokens_known=facts.max_num_batched_tokens is not None,
+        warnings=tuple(warnings),
+        refusal=_refusal(shapes, cells, unfit),
+        facts=facts,
+    )
+
+
+def _raised(
+    declared: Cell, batched_tokens: int, draft_tokens: int, plug_tokens: int | None
+) -> Cell:
+    """R3's gaits and R4's output tokens."""
+    at_once = 1 + draft_tokens
+    output_tokens = declared.output_tokens
+    gaits: tuple[Gait, ...] = (Gait.LED,)
+    if declared.concurrency > 1:
+        prefills = math.ceil(declared.wave_prompt_tokens / batched_tokens)
+        output_tokens = max(output_tokens, (prefills + DECODE_STEPS) * at_once)
+        if declared.wave_prompt_tokens <= batched_tokens and plug_tokens is not None:
+            gaits = (Gait.LED, Gait.HELD)
+    elif output_tokens > 1:
+        # Alone there is nobody to wait for; one token means "prefill only" and stays one, more
+        # means that decoding counts: with drafts, two steps of it can swallow many tokens.
+        output_tokens = max(output_tokens, 2 * at_once)
+    ramp = at_once if declared.ramp else 0
+    return replace(declared, output_tokens=output_tokens, gaits=gaits, ramp=ramp)
+
+
+def _plug_tokens(facts: EngineFacts, batched_tokens: int) -> int | None:
+    """The shortest plug (R3): one full chunk, or the longest prompt that the engine takes."""
+    tokens = batched_tokens
+    if facts.max_model_len is not None:
+        tokens = min(tokens, facts.max_model_len - 1)
+    if facts.kv_cache_tokens is not None and tokens + 1 > facts.kv_cache_tokens:
+        return None
+    return tokens if tokens >= 1 else None
+
+
+def _draft_tokens(facts: EngineFacts, warnings: list[str]) -> int:
+    if facts.draft_tokens is not None:
+        return facts.draft_tokens
+    if not facts.speculation:
+        return 0
+    warnings.append(
+        f"speculation is on and its draft tokens are not known: {ASSUMED_DRAFT_TOKENS} are "
+        "assumed; say draft_tokens under engine: in the shapes file"
+    )
+    return ASSUMED_DRAFT_TOKENS
+
+
+def _first(facts: EngineFacts, cells: Iterable[Cell]) -> Cell | None:
+    """R1: one prompt of 2B tokens, as far as the engine takes it, and one token of output."""
+    batched_tokens = facts.max_num_batched_tokens
+    tokens = 2 * batched_tokens if batched_tokens is not None else ASSUMED_FIRST_TOKENS
+    if facts.max_model_len is not None:
+        tokens = min(tokens, facts.max_model_len - 1)
+    else:
+        # A prompt longer than the unknown limit would be refused; a declared one must be allowed.
+        tokens = min(tokens, max(c.prompt_tokens for c in cells))
+    if facts.kv_cache_tokens is not None:
+        tokens = min(tokens, facts.kv_cache_tokens - 1)
+    return Cell(1, tokens, 1, role=Role.HIGH_WATER) if tokens >= 1 else None
+
+
+def _size(cell: Cell) -> tuple[int, int, int, int, str]:
+    return (
+        cell.wave_prompt_tokens,
+        cell.concurrency,
+        cell.prompt_tokens,
+        cell.wave_output_tokens,
+        cell.variant.name,
+    )
+
+
+def _refusal(shapes: Shapes, cells: tuple[Cell, ...], unfit: list[Unfit]) -> str | None:
+    """The first reason that this shapes file says (or that common sense says) is a failure."""
+    if not unfit:
+        return None
+    grave = [u for u in unfit if u.forbidden] or [u for u in unfit if u.cell.role is Role.HEAVIEST]
+    if shapes.on_unfit is OnUnfit.FAIL or not cells:
+        grave = grave or unfit
+    if not grave:
+        return None
+    worst = grave[0]
+    others = len(unfit) - 1
+    more = f" (and {others} more cells don't fit)" if others > 1 else ""
+    more = " (and one more cell doesn't fit)" if others == 1 else more
+    return f"{shapes.name}: {worst.cell.id} can't run: {worst.reason}; {worst.remedy}{more}"

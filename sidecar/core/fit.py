@@ -1,0 +1,116 @@
+"""Whether an engine can run a cell at all, and the flag that would let it."""
+
+from dataclasses import dataclass
+
+from sidecar.core.cells import Cell, Gait
+from sidecar.core.facts import EngineFacts
+from sidecar.core.nearest import suggest
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """A declared cell that this engine can't run."""
+
+    cell: Cell
+    reason: str
+    remedy: str
+    """The flag or the line of the shapes file to change."""
+    forbidden: bool = False
+    """True: skipping won't do, since it would hide a mistake in the file (an unknown field)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """An engine's limits, and the plug that a held wave adds to its load."""
+
+    facts: EngineFacts
+    plug_tokens: int
+
+
+def misfit(cell: Cell, limits: Limits, declared: Cell) -> Unfit | None:
+    """Why `cell`, raised from `declared`, can't run; None: it can, as far as is known."""
+    return (
+        _unknown_field(cell, limits)
+        or _too_long(cell, limits, declared)
+        or _too_many(cell, limits)
+        or _too_large(cell, limits)
+    )
+
+
+def _unknown_field(cell: Cell, limits: Limits) -> Unfit | None:
+    listed = limits.facts.request_fields
+    fields = listed.get(cell.variant.endpoint) if listed is not None else None
+    if not fields:
+        return None
+    for name in cell.variant.fields:
+        if name not in fields:
+            return Unfit(
+                cell,
+                f'variant "{cell.variant.name}" sets "{name}", which the engine\'s own '
+                f"/openapi.json doesn't list for {cell.variant.endpoint.path}"
+                f"{suggest(name, fields)}",
+                "correct or remove the field, since vLLM would ignore it in silence",
+                forbidden=True,
+            )
+    return None
+
+
+def _longest_output(cell: Cell) -> int:
+    return cell.output_tokens_of(cell.concurrency - 1)
+
+
+def _too_long(cell: Cell, limits: Limits, declared: Cell) -> Unfit | None:
+    limit = limits.facts.max_model_len
+    output_tokens = _longest_output(cell)
+    total = cell.prompt_tokens + output_tokens
+    if limit is None or total <= limit:
+        return None
+    raised = (
+        f" (raised from {declared.output_tokens}, so that all requests decode together)"
+        if output_tokens > declared.output_tokens
+        else ""
+    )
+    remedy = f"start vLLM with --max-model-len {total}"
+    if limit > output_tokens:
+        remedy += f", or set prompt_tokens to at most {limit - output_tokens}"
+    return Unfit(
+        cell,
+        f"{cell.prompt_tokens} prompt + {output_tokens} output tokens{raised} are above "
+        f"max_model_len {limit}{_where(limits, 'max_model_len')}",
+        remedy,
+    )
+
+
+def _too_many(cell: Cell, limits: Limits) -> Unfit | None:
+    limit = limits.facts.max_num_seqs
+    if limit is None or cell.concurrency <= limit:
+        return None
+    return Unfit(
+        cell,
+        f"concurrency {cell.concurrency} is above max_num_seqs {limit}"
+        f"{_where(limits, 'max_num_seqs')}, so the rest would only queue",
+        f"start vLLM with --max-num-seqs {cell.concurrency}, or set concurrency to at most {limit}",
+    )
+
+
+def _too_large(cell: Cell, limits: Limits) -> Unfit | None:
+    limit = limits.facts.kv_cache_tokens
+    if limit is None:
+        return None
+    plug_tokens = limits.plug_tokens if Gait.HELD in cell.gaits else 0
+    total = cell.wave_prompt_tokens + cell.wave_output_tokens + plug_tokens
+    if total <= limit:
+        return None
+    plug = f" + a plug of {plug_tokens}" if plug_tokens else ""
+    return Unfit(
+        cell,
+        f"{cell.wave_prompt_tokens} prompt + {cell.wave_output_tokens} output tokens{plug} are "
+        f"above the KV cache of {limit} tokens{_where(limits, 'kv_cache_tokens')}",
+        "give vLLM more KV cache (--gpu-memory-utilization, --kv-cache-memory-bytes), or lower "
+        "concurrency or prompt_tokens",
+    )
+
+
+def _where(limits: Limits, name: str) -> str:
+    source = limits.facts.sources.get(name)
+    return f" (from {source})" if source else ""

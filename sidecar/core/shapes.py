@@ -1,0 +1,229 @@
+"""Shapes file → Shapes: the declared cells, before anything is known of the engine."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+
+from pydantic import ValidationError
+
+from sidecar.core import yamltext
+from sidecar.core.cells import Cell, Converge, Endpoint, Role, Variant
+from sidecar.core.complaints import complaint
+from sidecar.core.errors import ConfigError
+from sidecar.core.nearest import suggest
+from sidecar.core.shapesfile import MAX_CELLS, CellForm, EngineForm, Heaviest, ShapesForm
+from sidecar.core.variants import fields_of
+from sidecar.core.yamltext import Document
+
+BUILT_IN = {
+    "completions": Variant("completions", Endpoint.COMPLETIONS),
+    "chat": Variant("chat", Endpoint.CHAT),
+}
+"""Variants that need no declaration."""
+
+
+class OnUnfit(StrEnum):
+    """What becomes of a plan with a cell that can't run on this engine."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+class OnUnproven(StrEnum):
+    """What becomes of the gate when nothing cold was seen, but not all is proven."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHints:
+    """What the operator says of the engine, under `engine:`. None: not said."""
+
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_cache_tokens: int | None = None
+    vocab_size: int | None = None
+    draft_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much a warm-up may take before the gate is decided on what there is."""
+
+    total_s: float = 600.0
+    passes: int = 20
+    request_timeout_s: float = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What is declared. The cells are as written: `plan.expand` fits them to an engine.
+
+    `ramp` of a cell is 1 where the file says `ramp: true`; its real step needs the engine's k.
+    `digest` changes with the meaning of the file, not with its comments or layout.
+    """
+
+    cells: tuple[Cell, ...]
+    heaviest: Cell | None = None
+    engine: EngineHints = field(default_factory=EngineHints)
+    budget: Budget = field(default_factory=Budget)
+    converge: Converge = field(default_factory=Converge)
+    on_unfit: OnUnfit = OnUnfit.FAIL
+    on_unproven: OnUnproven = OnUnproven.OPEN
+    name: str = ""
+    digest: str = ""
+
+
+def parse(text: str, name: str) -> Shapes:
+    """Read a shapes file; `name` is what errors call it.
+
+    Raises ConfigError with one sentence: `name:line: what is wrong; what to change`.
+    """
+    document = yamltext.load(text, name)
+    if not isinstance(document.value, dict):
+        raise ConfigError(
+            f"{name}:1: the file must be a mapping such as `grid: {{concurrency: [1], …}}`, "
+            f"not a {'list' if isinstance(document.value, list) else 'single value'}"
+        )
+    try:
+        form = ShapesForm.model_validate(document.value)
+    except ValidationError as error:
+        raise ConfigError(complaint(error, document, name)) from None
+    return _Reader(form, document, name).shapes()
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    form: ShapesForm
+    document: Document
+    name: str
+
+    def shapes(self) -> Shapes:
+        variants = self._variants()
+        cells = tuple(self._cells(variants))
+        if not cells:
+            raise self._error((), 'declares nothing to warm; add a "grid" or "cells"')
+        heaviest = self.form.heaviest
+        budget = self.form.budget
+        shapes = Shapes(
+            cells=cells,
+            heaviest=self._heaviest(heaviest, variants) if heaviest else None,
+            engine=_hints(self.form.engine),
+            budget=Budget(budget.total_s, budget.passes, budget.request_timeout_s),
+            converge=Converge(self.form.converge.floor_s, self.form.converge.factor),
+            on_unfit=OnUnfit(self.form.on_unfit),
+            on_unproven=OnUnproven(self.form.on_unproven),
+            name=self.form.name or self.name,
+        )
+        return replace(shapes, digest=_digest(shapes))
+
+    def _variants(self) -> Mapping[str, Variant]:
+        declared = {
+            name: Variant(name, Endpoint(form.endpoint), fields_of(form))
+            for name, form in self.form.variants.items()
+        }
+        for name in declared.keys() & BUILT_IN.keys():
+            raise self._error(
+                ("variants", name), f'the variant "{name}" exists already; give yours another name'
+            )
+        return BUILT_IN | declared
+
+    def _cells(self, variants: Mapping[str, Variant]) -> Iterator[Cell]:
+        seen: dict[Cell, str] = {}
+        for cell in self._grid_cells(variants):
+            seen[cell] = "the grid"
+            yield cell
+        for i, form in enumerate(self.form.cells):
+            path = ("cells", i)
+            cell = self._cell(form, variants, path)
+            if cell in seen:
+                raise self._error(
+                    path, f"the cell {cell.id} is there already, in {seen[cell]}; remove one"
+                )
+            if len(seen) >= MAX_CELLS:
+                raise self._error(
+                    path, f"more than {MAX_CELLS} cells together with the grid; remove some"
+                )
+            seen[cell] = f"line {self.document.line_of(path)}"
+            yield cell
+
+    def _grid_cells(self, variants: Mapping[str, Variant]) -> Iterator[Cell]:
+        grid = self.form.grid
+        if grid is None:
+            return
+        for axis in ("concurrency", "prompt_tokens", "output_tokens", "variants"):
+            values = getattr(grid, axis)
+            for i, value in enumerate(values):
+                if value in values[:i]:
+                    raise self._error(
+                        ("grid", axis, i), f"{axis} has {value} twice, duplicate cells; remove one"
+                    )
+        count = (
+            len(grid.concurrency)
+            * len(grid.prompt_tokens)
+            * len(grid.output_tokens)
+            * len(grid.variants)
+        )
+        if count > MAX_CELLS:
+            raise self._error(
+                ("grid",),
+                f"the grid unfolds to {count} cells, the limit is {MAX_CELLS}; "
+                "shorten one of its lists",
+            )
+        for i, name in enumerate(grid.variants):
+            variant = self._variant(name, variants, ("grid", "variants", i))
+            for prompt_tokens in grid.prompt_tokens:
+                for concurrency in grid.concurrency:
+                    for output_tokens in grid.output_tokens:
+                        yield Cell(concurrency, prompt_tokens, output_tokens, variant)
+
+    def _cell(self, form: CellForm, variants: Mapping[str, Variant], path: yamltext.Path) -> Cell:
+        if form.ramp and form.concurrency < 2:
+            raise self._error(
+                (*path, "ramp"),
+                "a ramp needs a concurrency of 2 or more, to step down from; raise it",
+            )
+        return Cell(
+            form.concurrency,
+            form.prompt_tokens,
+            form.output_tokens,
+            self._variant(form.variant, variants, (*path, "variant")),
+            ramp=int(form.ramp),
+        )
+
+    def _heaviest(self, form: Heaviest, variants: Mapping[str, Variant]) -> Cell:
+        return Cell(
+            form.concurrency,
+            form.prompt_tokens,
+            form.output_tokens,
+            self._variant(form.variant, variants, ("heaviest", "variant")),
+            role=Role.HEAVIEST,
+        )
+
+    def _variant(self, name: str, variants: Mapping[str, Variant], path: yamltext.Path) -> Variant:
+        if name not in variants:
+            raise self._error(
+                path,
+                f'no variant "{name}" is declared{suggest(name, variants)}; declare it '
+                "under variants: or correct the name",
+            )
+        return variants[name]
+
+    def _error(self, path: yamltext.Path, what: str) -> ConfigError:
+        return ConfigError(f"{self.name}:{self.document.line_of(path)}: {what}")
+
+
+def _hints(form: EngineForm) -> EngineHints:
+    return EngineHints(**form.model_dump())
+
+
+def _digest(shapes: Shapes) -> str:
+    meaning = asdict(shapes)
+    for name in ("name", "digest", "budget", "on_unproven"):
+        del meaning[name]  # they change how long to try and when to open, not what is warm
+    text = json.dumps(meaning, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,126 @@
+"""The form of a shapes file: what the JSON schema is made of."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from sidecar.core.variants import ChatVariant, CompletionsVariant
+
+MAX_CELLS = 1_000
+
+# The bounds are far above any engine of today; what is beyond them is a slip of the finger.
+Concurrency = Annotated[int, Field(ge=1, le=4096)]
+PromptTokens = Annotated[int, Field(ge=1, le=16_000_000)]
+OutputTokens = Annotated[int, Field(ge=1, le=1_000_000)]
+VariantName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=40)]
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Grid(_Form):
+    """Every combination is a cell: concurrency × prompt tokens × output tokens × variant."""
+
+    concurrency: list[Concurrency] = Field(min_length=1, max_length=200)
+    prompt_tokens: list[PromptTokens] = Field(min_length=1, max_length=200)
+    output_tokens: list[OutputTokens] = Field(default=[16], min_length=1, max_length=200)
+    variants: list[VariantName] = Field(default=["completions"], min_length=1, max_length=50)
+
+
+class CellForm(_Form):
+    """One more cell."""
+
+    concurrency: Concurrency = 1
+    prompt_tokens: PromptTokens
+    output_tokens: OutputTokens = 16
+    variant: VariantName = "completions"
+    ramp: bool = Field(
+        default=False,
+        description="One wave whose requests stop one after another, so that it decodes at "
+        "every batch size from concurrency down to 1.",
+    )
+
+
+class Heaviest(_Form):
+    """The longest real path. It must succeed once on every boot, or the gate stays shut."""
+
+    concurrency: Concurrency = 1
+    prompt_tokens: PromptTokens
+    output_tokens: OutputTokens = 16
+    variant: VariantName = "completions"
+
+
+class EngineForm(_Form):
+    """What the operator knows of the engine. What the engine itself says wins."""
+
+    max_model_len: Annotated[int, Field(ge=2, le=16_000_000)] | None = None
+    max_num_seqs: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=16_000_000)] | None = None
+    kv_cache_tokens: Annotated[int, Field(ge=1, le=10**12)] | None = None
+    vocab_size: Annotated[int, Field(ge=2, le=10_000_000)] | None = None
+    draft_tokens: Annotated[int, Field(ge=0, le=64)] | None = Field(
+        default=None, description="Draft tokens per step (num_speculative_tokens); 0: none."
+    )
+
+
+class BudgetForm(_Form):
+    """How much a warm-up may take."""
+
+    total_s: Annotated[float, Field(gt=0, le=86_400)] = 600.0
+    passes: Annotated[int, Field(ge=2, le=1_000)] = 20
+    request_timeout_s: Annotated[float, Field(gt=0, le=7_200)] = Field(
+        default=900.0, description="One request. A compile may take minutes."
+    )
+
+
+class ConvergeForm(_Form):
+    """When a wave counts as slow: more than max(floor_s, factor × baseline) above the baseline."""
+
+    floor_s: Annotated[float, Field(ge=0.01, le=60)] = 0.1
+    factor: Annotated[float, Field(ge=0, le=10)] = 1.0
+
+
+def _endpoint_of(value: Any) -> str:
+    if isinstance(value, ChatVariant | CompletionsVariant):
+        return value.endpoint
+    # What is no mapping at all is then refused as such, by the model of completions.
+    return str(value.get("endpoint", "completions")) if isinstance(value, dict) else "completions"
+
+
+VariantForm = Annotated[
+    Annotated[CompletionsVariant, Tag("completions")] | Annotated[ChatVariant, Tag("chat")],
+    Discriminator(_endpoint_of),
+]
+
+
+class ShapesForm(_Form):
+    """What to warm: the shapes file of vllm-warmup."""
+
+    model_config = ConfigDict(title="vllm-warmup shapes")
+
+    name: str | None = Field(default=None, max_length=100)
+    grid: Grid | None = None
+    cells: list[CellForm] = Field(default=[], max_length=MAX_CELLS)
+    variants: dict[VariantName, VariantForm] = Field(
+        default={},
+        max_length=50,
+        description="Ways to make a request, beside completions and chat, which need no entry.",
+    )
+    heaviest: Heaviest | None = None
+    engine: EngineForm = EngineForm()
+    budget: BudgetForm = BudgetForm()
+    converge: ConvergeForm = ConvergeForm()
+    on_unfit: Literal["fail", "skip"] = Field(
+        default="fail", description="When a cell can't run on this engine."
+    )
+    on_unproven: Literal["open", "closed"] = Field(
+        default="open", description="When nothing cold was seen, but the evidence doesn't reach."
+    )
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a shapes file, for editors."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | (
+        ShapesForm.model_json_schema(by_alias=True)
+    )
