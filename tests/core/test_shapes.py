@@ -1,4 +1,4 @@
-"""core/shapes: every way a shapes file can be wrong has its sentence, and a right one one meaning."""
+"""core/shapes: every way a shapes file can be wrong has its sentence; a right one is read right."""
 
 import re
 
