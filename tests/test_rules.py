@@ -1,0 +1,203 @@
+"""The rules of the house, so that nobody has to remember them."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "sidecar"
+LONGEST = 350
+"""Lines of a module; past it there are two nouns in it."""
+
+LAYERS = {
+    # layer: (its modules, whom it may import beside itself)
+    "core": (("core",), ()),
+    "adapters": (("adapters",), ("core",)),
+    "simulator": (("simulator",), ("core",)),
+    "conductor": (("warmup", "watch", "rounds"), ("core",)),
+    "web": (("web", "exposition"), ("core",)),
+    "settings": (("settings",), ("core",)),
+    "wiring": (
+        ("wiring",),
+        ("core", "adapters", "conductor", "web", "settings"),
+    ),
+    "check": (("check",), ()),
+    "cli": (
+        ("cli*", "__main__"),
+        ("core", "adapters", "settings", "wiring", "simulator", "check"),
+    ),
+}
+"""Imports point down only: cli → wiring → web, conductor, adapters → core."""
+
+IMPURE = {
+    *("asyncio", "anyio", "concurrent", "multiprocessing", "threading", "subprocess", "signal"),
+    *("socket", "ssl", "http", "urllib.request", "httpx", "httptools", "fastapi", "uvicorn"),
+    *("os", "pathlib", "shutil", "tempfile", "time", "logging", "tenacity", "rich"),
+}
+"""What `core` may not import: it decides, others act; time comes in as numbers."""
+
+ONLY_HERE = {
+    "os.environ": ("settings", "check"),
+    "os.getenv": ("settings", "check"),
+    "httpx": ("adapters",),
+    "tenacity": ("adapters",),
+    "fastapi": ("web", "simulator"),
+    "prometheus_client": ("exposition", "web", "core/metrics", "simulator"),
+    "yaml": ("core", "settings", "simulator"),
+    "rich": ("cli*",),
+    "argparse": ("cli*", "simulator"),
+    "time": ("adapters", "warmup", "watch", "rounds", "simulator"),
+    "datetime.now": ("adapters", "warmup", "watch", "wiring", "simulator"),
+    "print": ("cli*", "check", "simulator"),
+}
+"""name → the modules (or folders) in which it may be used. `check` starts every few seconds and
+reads its two variables itself, so that nothing else of the package has to be imported for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One file of the package, parsed."""
+
+    name: str
+    """As a path without suffix, from the package: `core/gate`."""
+    tree: ast.Module
+    lines: int
+
+    def is_one_of(self, places: tuple[str, ...]) -> bool:
+        return any(
+            self.name == place
+            or self.name.startswith(f"{place}/")
+            or (place.endswith("*") and self.name.startswith(place[:-1]))
+            for place in places
+        )
+
+    def imports(self) -> Iterator[str]:
+        """Dotted names; of `from a import b` both `a` and `a.b`."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{self.name}: say where from, no relative imports"
+                yield node.module or ""
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+    def uses(self) -> Iterator[str]:
+        """Imports, `a.b` wherever it is read, and names that are called."""
+        yield from self.imports()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                yield f"{node.value.id}.{node.attr}"
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                yield node.func.id
+
+
+def modules() -> list[Module]:
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text()
+        name = path.relative_to(PACKAGE).with_suffix("").as_posix()
+        found.append(Module(name, ast.parse(text), text.count("\n")))
+    return found
+
+
+def is_under(name: str, parent: str) -> bool:
+    return name == parent or name.startswith(f"{parent}.")
+
+
+def layer_of(name: str) -> str | None:
+    probe = Module(name, ast.Module([], []), 0)
+    return next((layer for layer, (places, _) in LAYERS.items() if probe.is_one_of(places)), None)
+
+
+each_module = pytest.mark.parametrize("module", modules(), ids=lambda m: m.name)
+
+
+@each_module
+def test_imports_point_down(module: Module) -> None:
+    """A module imports only from its own layer and from those below it."""
+    if module.name == "__init__":
+        assert not list(module.imports()), "sidecar/__init__.py holds the version, nothing else"
+        return
+    layer = layer_of(module.name)
+    assert layer is not None, f"sidecar/{module.name}.py belongs to no layer: name it in LAYERS"
+    allowed = {layer, *LAYERS[layer][1]}
+    for name in module.imports():
+        if not name.startswith("sidecar."):
+            continue
+        target = layer_of(name.removeprefix("sidecar.").replace(".", "/"))
+        if target is None:  # `from sidecar import __version__`
+            continue
+        assert target in allowed, f"sidecar/{module.name}.py ({layer}) may not import {name}"
+
+
+@each_module
+def test_core_is_pure(module: Module) -> None:
+    """Nothing in core reaches a socket, file, clock, environment or event loop."""
+    if not module.is_one_of(("core",)):
+        return
+    impure = [name for name in module.imports() if any(is_under(name, bad) for bad in IMPURE)]
+    assert not impure, f"sidecar/{module.name}.py imports {impure}"
+    assert "open" not in set(module.uses()), f"sidecar/{module.name}.py opens a file"
+
+
+@each_module
+def test_a_thing_is_used_only_where_it_belongs(module: Module) -> None:
+    """The environment, the clock, the printer and each big library have their one place."""
+    for thing, places in ONLY_HERE.items():
+        if module.is_one_of(places):
+            continue
+        used = [name for name in module.uses() if is_under(name, thing)]
+        assert not used, f"sidecar/{module.name}.py uses {used[0]}; only {', '.join(places)} may"
+
+
+def test_check_imports_the_standard_library_only() -> None:
+    """It runs every few seconds beside the waves, so it must start fast."""
+    check = next(module for module in modules() if module.name == "check")
+    foreign = [n for n in check.imports() if n.split(".")[0] not in sys.stdlib_module_names]
+    assert not foreign, f"sidecar/check.py imports {foreign}"
+
+
+@each_module
+def test_a_module_has_one_noun(module: Module) -> None:
+    """No module is longer than can be read in one go."""
+    assert module.lines <= LONGEST, f"sidecar/{module.name}.py has {module.lines} lines"
+
+
+@each_module
+def test_names_say_what_a_thing_is(module: Module) -> None:
+    """No Manager, Helper, Utils, Base or Factory."""
+    vague = re.compile(r"(Manager|Helper|Utils?|Base|Factory)$|^utils?$")
+    names = [node.name for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)]
+    named = [name for name in (*names, module.name.split("/")[-1]) if vague.search(name)]
+    assert not named, f"sidecar/{module.name}.py: {named}"
+
+
+def tracked_files() -> list[Path]:
+    """What is in the repository; in an unpacked release, whatever is there."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    names = listed.stdout.decode().split("\0")
+    return [ROOT / name for name in names if name and (ROOT / name).is_file()]
+
+
+def test_the_repository_names_no_machine() -> None:
+    """No path of a developer's machine and no package registry stands in a file."""
+    machine = re.compile(
+        r"(?<![\w.:/*-])/(?:home|root|Users|work)/\w"
+        r"|(?:extra-)?index-url\s*[= ]\s*https?:"
+        r"|registry\s*[=:]\s*\"?https?:"
+    )
+    for path in tracked_files():
+        text = path.read_text(errors="replace")
+        found = machine.search(text)
+        assert not found, f"{path.relative_to(ROOT)}: {found and found.group()}"
