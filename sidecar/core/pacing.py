@@ -1,0 +1,145 @@
+"""R3: when the parts of a wave are let go. Learns from the waves that ran, for the ones to come."""
+
+from dataclasses import dataclass
+
+from sidecar.core.cells import Cell, Gait, Look
+from sidecar.core.plan import Plan
+from sidecar.core.results import Outcome, WaveResult
+from sidecar.core.shown import Miss, miss
+
+UNKNOWN_DELAY_S = 0.005
+"""Where nothing is known yet. An idle engine starts its step within 1-2 ms of a body's arrival;
+anything cold lasts longer than this."""
+
+MIN_DELAY_S = 0.002
+MAX_WAVE_DELAY_S = 0.05
+"""A plug that runs for seconds need not be waited into: only its first step must have begun."""
+
+_SHARE = 0.25
+_MIN_SHARE, _MAX_SHARE = 0.05, 0.8
+_MAX_CHUNKS = 64
+"""No plug of more than this many steps: what such a wave could still show is not worth its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """When to let go. Seconds from the moment the body before it was written."""
+
+    rest_after_s: float = 0.0
+    """led: the rest, after the lead's body was written."""
+    plug_tokens: int | None = None
+    """held: the plug's prompt; None with led, or where no plug fits (then it can't be held)."""
+    wave_after_s: float = 0.0
+    """held: the wave, after the plug's body was written."""
+
+
+class WarmTtft:
+    """The best known time to the first token of one prompt alone, by variant and length.
+
+    A wave of one tells it, and so does the lead of a led wave: its first step is its own.
+    """
+
+    def __init__(self) -> None:
+        self._best_s: dict[tuple[str, int], float] = {}
+
+    def feed(self, wave: WaveResult) -> None:
+        if wave.look.gait is not Gait.LED or not wave.results:
+            return
+        lead = wave.results[0]
+        if lead.outcome is Outcome.OK and lead.ttft_s is not None:
+            key = (wave.look.cell.variant.name, wave.look.cell.prompt_tokens)
+            self._best_s[key] = min(lead.ttft_s, self._best_s.get(key, lead.ttft_s))
+
+    def of(self, cell: Cell) -> float | None:
+        """Seconds, for one prompt of this cell; None if there was none yet."""
+        return self._best_s.get((cell.variant.name, cell.prompt_tokens))
+
+
+class Pacer:
+    """Says how a look is let go. Fed with every wave, whatever became of it.
+
+    A plug is a whole number of chunks (m·B tokens), so that no request of the wave finds room in
+    its last one; where not even one chunk fits `max_model_len`, it is one shorter prompt and one
+    step. m grows until the plug runs more than twice as long as the wave's bodies take to be
+    written, and doubles when a held wave was not shown.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._warm_ttft = WarmTtft()
+        self._chunk_s: float | None = None
+        self._spread_s: dict[int, float] = {}
+        self._chunks: dict[str, int] = {}
+        self._share: dict[Look, float] = {}
+
+    def pace(self, look: Look) -> Pace:
+        """The pace of the next wave of `look`."""
+        if look.gait is Gait.HELD and self._plan.plug_tokens is not None:
+            return self._held(look)
+        if look.gait is Gait.HELD or look.cell.concurrency == 1:
+            return Pace()
+        ttft_s = self._warm_ttft.of(look.cell)
+        if ttft_s is None:
+            return Pace(rest_after_s=UNKNOWN_DELAY_S)
+        # Into the lead's first step. A long prompt has several, all alike, of which the rest
+        # could only miss the last.
+        steps = -(-look.cell.prompt_tokens // self._plan.batched_tokens)
+        share = self._share.get(look, _SHARE)
+        return Pace(rest_after_s=max(MIN_DELAY_S, share * ttft_s / steps))
+
+    def _held(self, look: Look) -> Pace:
+        chunks = self._chunks.get(look.cell.id, 1)
+        delay_s = UNKNOWN_DELAY_S
+        if self._chunk_s:
+            needed_s = 2 * self._spread_s.get(look.cell.concurrency, 0.0)
+            chunks = max(chunks, int(needed_s / self._chunk_s) + 1)
+            plug_s = self._chunk_s * chunks
+            delay_s = min(max(MIN_DELAY_S, _SHARE * plug_s), MAX_WAVE_DELAY_S)
+        return Pace(plug_tokens=self._plug_tokens(look.cell, chunks), wave_after_s=delay_s)
+
+    def _plug_tokens(self, cell: Cell, chunks: int) -> int:
+        shortest = self._plan.plug_tokens or 1
+        whole = self._plan.batched_tokens
+        if shortest < whole:
+            return shortest
+        return max(shortest, whole * min(chunks, self._longest(cell) // whole, _MAX_CHUNKS))
+
+    def _longest(self, cell: Cell) -> int:
+        """The longest prompt that surely fits: by the limits where known, else what is sent anyway.
+
+        The plug is still there when the wave arrives, so the KV cache must hold both.
+        """
+        plan = self._plan
+        others = (*plan.cells, *(c for c in (plan.first, plan.heaviest) if c is not None))
+        longest = max((c.prompt_tokens for c in others), default=0)
+        if plan.facts.max_model_len is not None:
+            longest = plan.facts.max_model_len - 1
+        if plan.facts.kv_cache_tokens is not None:
+            wave = cell.wave_prompt_tokens + cell.wave_output_tokens
+            longest = min(longest, plan.facts.kv_cache_tokens - wave)
+        return longest
+
+    def feed(self, wave: WaveResult) -> None:
+        """Learn from a wave: the warm TTFT, the plug's time, the spread, and what was not shown."""
+        if any(r.outcome is not Outcome.OK for r in wave.results):
+            return
+        look = wave.look
+        self._warm_ttft.feed(wave)
+        widest = max(wave.spread_s, self._spread_s.get(look.cell.concurrency, 0.0))
+        self._spread_s[look.cell.concurrency] = widest
+        if wave.plug is not None and wave.plug.ttft_s and wave.plug.prompt_tokens:
+            chunks = max(1, wave.plug.prompt_tokens // self._plan.batched_tokens)
+            chunk_s = wave.plug.ttft_s / chunks
+            self._chunk_s = min(chunk_s, self._chunk_s or chunk_s)
+        missed = miss(wave, self._plan, self._warm_ttft.of(look.cell))
+        if missed is not None:
+            self._adjust(look, missed)
+
+    def _adjust(self, look: Look, missed: Miss) -> None:
+        if look.gait is Gait.HELD and missed in (Miss.SPLIT, Miss.PLUG_GONE):
+            chunks = self._chunks.get(look.cell.id, 1) * 2
+            self._chunks[look.cell.id] = min(chunks, _MAX_CHUNKS)
+        elif missed in (Miss.REST_LATE, Miss.REST_SPLIT):
+            self._share[look] = max(_MIN_SHARE, self._share.get(look, _SHARE) / 2)
+        elif missed is Miss.LEAD_NOT_ALONE:
+            self._share[look] = min(_MAX_SHARE, self._share.get(look, _SHARE) * 1.6)
