@@ -1,0 +1,129 @@
+"""What was sent so far and what became of it: rows for people, totals for dashboards."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from sidecar.core.cells import Gait, Look
+from sidecar.core.results import Outcome, Result
+from sidecar.core.verdict import Judged
+
+MAX_ROWS = 2000
+"""Rows kept: a grid of the allowed size has six looks a cell in the worst case, and /status is
+read by people. Older ones are dropped and counted."""
+
+
+class WaveOutcome(StrEnum):
+    """How a wave ended, one word each: a label of `warmup_waves_total`."""
+
+    VALID = "valid"
+    INVALID = "invalid"
+    FOREIGN = "foreign"
+    """Others' requests were in it (R9)."""
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    """Cut off, because the engine went away or the sidecar was stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaveRow:
+    """One wave as /status and the report show it: without the stamps of every token."""
+
+    cell: str
+    gait: Gait
+    at: float
+    """Release of the wave, in seconds since 1970, UTC."""
+    outcome: WaveOutcome
+    because: tuple[str, ...]
+    shown: bool
+    f_s: float | None
+    g_s: float
+    took_s: float
+    spread_s: float
+    requests: int
+
+
+def outcome_of(judged: Judged) -> WaveOutcome:
+    """The one word for a judged wave; the worst that holds."""
+    if judged.failed is not None:
+        return WaveOutcome.FAILED
+    if judged.foreign:
+        return WaveOutcome.FOREIGN
+    return WaveOutcome.VALID if judged.valid else WaveOutcome.INVALID
+
+
+def row_of(judged: Judged, *, at: float) -> WaveRow:
+    """The row of a judged wave that was released `at` (seconds since 1970)."""
+    wave = judged.wave
+    failed = (judged.failed,) if judged.failed else ()
+    return WaveRow(
+        cell=wave.look.cell.id,
+        gait=wave.look.gait,
+        at=at,
+        outcome=outcome_of(judged),
+        because=(*failed, *judged.invalid_because),
+        shown=judged.shown,
+        f_s=wave.f_s,
+        g_s=wave.g_s,
+        took_s=wave.took_s,
+        spread_s=wave.spread_s,
+        requests=len(wave.results),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counted since the sidecar started; only ever grows."""
+
+    boots: int = 0
+    """Lives of the engine that were seen."""
+    passes: int = 0
+    waves: Mapping[WaveOutcome, int] = field(default_factory=dict)
+    requests: Mapping[Outcome, int] = field(default_factory=dict)
+    """Plugs included: they are requests that the engine counted."""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    def with_wave(self, judged: Judged) -> "Totals":
+        """These totals and one wave more."""
+        wave = judged.wave
+        plug = () if wave.plug is None else (wave.plug,)
+        sent = (*wave.results, *plug)
+        requests = dict(self.requests)
+        for result in sent:
+            requests[result.outcome] = requests.get(result.outcome, 0) + 1
+        return replace(
+            self,
+            waves=_one_more(self.waves, outcome_of(judged)),
+            requests=requests,
+            prompt_tokens=self.prompt_tokens
+            + sum(_prompt(r, wave.look) for r in wave.results)
+            + sum(r.prompt_tokens or 0 for r in plug),
+            output_tokens=self.output_tokens + sum(_output(r) for r in sent),
+        )
+
+    def with_cancelled(self) -> "Totals":
+        """These totals and one wave that was cut off: what it had sent is not known."""
+        return replace(self, waves=_one_more(self.waves, WaveOutcome.CANCELLED))
+
+    def with_boot(self) -> "Totals":
+        return replace(self, boots=self.boots + 1)
+
+    def with_passes(self, passes: int) -> "Totals":
+        return replace(self, passes=self.passes + passes)
+
+
+def _one_more(counts: Mapping[WaveOutcome, int], outcome: WaveOutcome) -> Mapping[WaveOutcome, int]:
+    return {**counts, outcome: counts.get(outcome, 0) + 1}
+
+
+def _prompt(result: Result, look: Look) -> int:
+    """Usage says it; a stream that broke after its first token had its whole prompt computed."""
+    if result.prompt_tokens is not None:
+        return result.prompt_tokens
+    return look.cell.prompt_tokens if result.token_s else 0
+
+
+def _output(result: Result) -> int:
+    """Usage says it; of a stream that broke at least one token came with each event."""
+    return len(result.token_s) if result.completion_tokens is None else result.completion_tokens
