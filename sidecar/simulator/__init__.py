@@ -1,1 +1,1 @@
-"""A simulated vLLM engine with real cold costs: a pure model in virtual time, and a server on it."""
+"""A simulated vLLM with real cold costs: a pure engine in virtual time, and a server around it."""
