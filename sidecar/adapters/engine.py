@@ -1,0 +1,285 @@
+"""The engine over HTTP: is it there, what is it, what has it counted. Waves go by `replay`."""
+
+import asyncio
+import json
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
+from typing import Any
+
+import httpx
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+
+from sidecar.adapters.answer import Answer, says
+from sidecar.adapters.target import Target, tls_context
+from sidecar.core import facts as learn_from
+from sidecar.core.boot import BootMark, mark_of
+from sidecar.core.errors import EngineRejected, EngineUnavailable
+from sidecar.core.facts import EngineFacts
+from sidecar.core.metrics import Scrape, parse
+from sidecar.core.prompts import PHRASE, PROBE_TEXT, usable_ids
+from sidecar.core.sse import one_line
+
+MAX_ANSWER_BYTES = 16 << 20
+"""/openapi.json has 0.3 MB and /metrics of eight ranks less than one; a stranger may send more."""
+
+_LEARN_TIMEOUT_S = 60.0
+"""/server_info looks the whole machine over at its first call (vLLM 0.33 collect_env)."""
+
+_ATTEMPTS = 3
+
+_TEMPLATE_FIELDS = ("chat_template_kwargs", "tools", "add_generation_prompt")
+"""Fields of a chat variant that change the rendered prompt and that /tokenize takes too."""
+
+
+class Health(StrEnum):
+    """What /health said."""
+
+    UP = "up"
+    REFUSED = "refused"
+    """Refused, reset, or the name doesn't resolve."""
+    UNAVAILABLE = "unavailable"
+    """5xx: starting behind a proxy, or the engine died under its API server."""
+    TIMEOUT = "timeout"
+
+
+class TooBig(Exception):
+    """An answer above the bound."""
+
+
+class Engine:
+    """One engine at one base URL; one HTTP client. Every wait has a limit."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        tls_ca_file: str | None = None,
+        tls_verify: bool = True,
+        timeout_s: float = 5.0,
+    ) -> None:
+        base = httpx.URL(url)
+        self.url = url
+        self._model = model
+        self._timeout_s = timeout_s
+        tls = tls_context(tls_ca_file, verify=tls_verify) if base.scheme == "https" else None
+        self.target = Target(
+            host=base.host,
+            port=base.port or (443 if tls else 80),
+            path=base.path.rstrip("/"),
+            tls=tls,
+            authorization=None if api_key is None else f"Bearer {api_key}",
+        )
+        headers = {"Accept-Encoding": "identity", "User-Agent": "vllm-warmup"}
+        if self.target.authorization is not None:
+            headers["Authorization"] = self.target.authorization
+        # No proxies or netrc of the environment, and no redirects: the key goes to this origin
+        # and nowhere else. A bare context where there is no TLS saves 20 ms of reading CA files.
+        self._client = httpx.AsyncClient(
+            base_url=url,
+            headers=headers,
+            verify=tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+            follow_redirects=False,
+            trust_env=False,
+            timeout=timeout_s,
+            limits=httpx.Limits(max_connections=16, max_keepalive_connections=4),
+        )
+
+    async def aclose(self) -> None:
+        """Close the client's connections."""
+        await self._client.aclose()
+
+    async def health(self) -> Health:
+        """One look at /health. Never raises."""
+        try:
+            answer = await self._once_more_if_closed(lambda: self._ask("GET", "/health"))
+        except httpx.TimeoutException:
+            return Health.TIMEOUT
+        except (httpx.HTTPError, TooBig):
+            return Health.REFUSED
+        return Health.UP if answer.status < 500 else Health.UNAVAILABLE
+
+    async def learn(self) -> EngineFacts:
+        """Everything the engine tells about itself.
+
+        Raises EngineUnavailable (nobody there yet) or EngineRejected (wrong key, unknown model,
+        not vLLM), each with one sentence.
+        """
+        models = await self._get("/v1/models")
+        self._check_accepted(models)
+        try:
+            facts = learn_from.from_models(EngineFacts(), self._json(models), self._model)
+        except EngineRejected as refusal:
+            raise EngineRejected(f"the engine at {self.url} is not usable: {refusal}") from None
+        facts = learn_from.learned(facts, "/version", version=await self._version())
+        scrape = await self.scrape()
+        if scrape is not None:
+            facts = learn_from.from_scrape(facts, scrape)
+        server_info = await self._optional_json("/server_info?config_format=json")
+        facts = learn_from.from_server_info(facts, server_info)
+        facts = learn_from.from_openapi(facts, await self._optional_json("/openapi.json"))
+        return await self._probe_ids(facts)
+
+    async def _probe_ids(self, facts: EngineFacts) -> EngineFacts:
+        try:
+            probed = await self._tokenize({"prompt": PROBE_TEXT, "add_special_tokens": False})
+            phrase = await self._tokenize({"prompt": PHRASE, "add_special_tokens": False})
+        except EngineUnavailable:
+            probed = phrase = []
+        ids = usable_ids(vocab_size=facts.vocab_size, probed=probed, phrase=phrase)
+        return learn_from.learned(facts, "/tokenize" if probed else "/server_info", token_ids=ids)
+
+    async def mark(self) -> BootMark:
+        """What tells this boot from another; what can't be read is None. Never raises."""
+        version, models, scrape = await asyncio.gather(
+            self._version(), self._base_models(), self.scrape()
+        )
+        return mark_of(scrape, version=version, models=models)
+
+    async def scrape(self) -> Scrape | None:
+        """One reading of /metrics; None where there is none."""
+        try:
+            answer = await self._once_more_if_closed(lambda: self._ask("GET", "/metrics"))
+        except (httpx.HTTPError, TooBig):
+            return None
+        if answer.status != 200:
+            return None
+        scrape = parse(answer.body.decode("utf-8", "replace"))
+        return scrape if scrape.is_vllm or scrape.process_start_s is not None else None
+
+    async def tokenize_chat(self, text: str, fields: Mapping[str, Any]) -> int:
+        """Tokens of a chat prompt with `text` as the user's message, template included.
+
+        `fields` are the variant's. Raises EngineUnavailable where /tokenize doesn't answer.
+        """
+        body: dict[str, Any] = {name: fields[name] for name in _TEMPLATE_FIELDS if name in fields}
+        effort = fields.get("reasoning_effort")
+        if effort is not None:
+            # The chat endpoint hands it to the template, and thinking with it (vLLM 0.32
+            # chat_completion/protocol.py, build_chat_params); /tokenize has no such field.
+            given = body.get("chat_template_kwargs") or {}
+            derived = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+            body["chat_template_kwargs"] = {**derived, **given}
+        return len(await self._tokenize({**body, "messages": [{"role": "user", "content": text}]}))
+
+    async def _tokenize(self, body: Mapping[str, Any]) -> list[int]:
+        asked = {"model": self._model, **body} if self._model else dict(body)
+        try:
+            answer = await self._ask("POST", "/tokenize", json.dumps(asked).encode(), timeout_s=30)
+        except (httpx.HTTPError, TooBig) as problem:
+            raise EngineUnavailable(self._sentence("/tokenize", problem)) from None
+        if answer.status != 200:
+            raise EngineUnavailable(f"{self.url}/tokenize answered {says(answer)}")
+        tokens = self._json(answer).get("tokens")
+        if not isinstance(tokens, list) or not all(isinstance(one, int) for one in tokens):
+            raise EngineUnavailable(f"{self.url}/tokenize answered without a list of tokens")
+        return tokens
+
+    async def _version(self) -> str | None:
+        version = (await self._optional_json("/version")).get("version")
+        return one_line(version, 60) if isinstance(version, str) else None
+
+    async def _base_models(self) -> tuple[str, ...] | None:
+        body = await self._optional_json("/v1/models")
+        try:
+            return learn_from.from_models(EngineFacts(), body, None).models
+        except EngineRejected:
+            return None
+
+    async def _optional_json(self, path: str) -> dict[str, Any]:
+        """The object at a path that not every engine has; {} where it isn't."""
+        try:
+            answer = await self._get(path, attempts=1)
+            return self._json(answer) if answer.status == 200 else {}
+        except EngineUnavailable:
+            return {}
+
+    async def _get(self, path: str, attempts: int = _ATTEMPTS) -> Answer:
+        """A GET, repeated when the connection breaks. Raises EngineUnavailable."""
+        again = AsyncRetrying(
+            stop=stop_after_attempt(attempts),
+            wait=wait_exponential(multiplier=0.1, max=1.0),
+            retry=retry_if_exception_type(httpx.TransportError),
+            reraise=True,
+        )
+        timeout_s = _LEARN_TIMEOUT_S if path.startswith("/server_info") else self._timeout_s
+        try:
+            return await again(self._ask, "GET", path, timeout_s=timeout_s)
+        except (httpx.HTTPError, TooBig) as problem:
+            raise EngineUnavailable(self._sentence(path, problem)) from None
+
+    async def _once_more_if_closed(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        """A server may close a kept connection just as it is used again: that is no outage."""
+        try:
+            return await ask()
+        except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+            return await ask()
+
+    async def _ask(
+        self, method: str, path: str, body: bytes | None = None, *, timeout_s: float | None = None
+    ) -> Answer:
+        """One request. Raises httpx.HTTPError or TooBig; the limit holds for the whole answer."""
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        url = path.lstrip("/")
+        try:
+            async with (
+                asyncio.timeout(limit_s),
+                self._client.stream(
+                    method, url, content=body, headers=headers, timeout=limit_s
+                ) as response,
+            ):
+                read = bytearray()
+                async for piece in response.aiter_raw():
+                    read += piece
+                    if len(read) > MAX_ANSWER_BYTES:
+                        raise TooBig(f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
+        except TimeoutError:
+            raise httpx.ReadTimeout(f"no whole answer within {limit_s:g} s") from None
+        return Answer(
+            response.status_code,
+            response.headers.get("content-type", ""),
+            bytes(read),
+            response.headers.get("location", ""),
+        )
+
+    def _check_accepted(self, answer: Answer) -> None:
+        """Raise where /v1/models was not given, and say what to change."""
+        status = answer.status
+        if status in (401, 403):
+            key = "the API key" if self.target.authorization else "a request without an API key"
+            raise EngineRejected(
+                f"the engine at {self.url} refuses {key} ({status}): set WARMUP_API_KEY or "
+                "WARMUP_API_KEY_FILE to the key that vLLM was started with"
+            )
+        if 300 <= status < 400:
+            raise EngineRejected(
+                f"{self.url} redirects to {one_line(answer.location, 120)!r}, and a key is never "
+                "carried across a redirect: set WARMUP_ENGINE_URL to the engine's own address"
+            )
+        if status >= 500:
+            raise EngineUnavailable(f"the engine at {self.url} answers {says(answer)}")
+        if status != 200:
+            raise EngineRejected(
+                f"{self.url} is no vLLM server: /v1/models answers {says(answer)}; "
+                "check the address and the path in WARMUP_ENGINE_URL"
+            )
+
+    def _json(self, answer: Answer) -> dict[str, Any]:
+        """The object in an answer. Raises EngineRejected: whoever sends no JSON is not vLLM."""
+        try:
+            body = json.loads(answer.body)
+        except (ValueError, RecursionError):
+            body = None
+        if not isinstance(body, dict):
+            raise EngineRejected(
+                f"{self.url} is no vLLM server: it answers {says(answer)} where JSON is due; "
+                "check the address and the path in WARMUP_ENGINE_URL"
+            )
+        return body
+
+    def _sentence(self, path: str, problem: Exception) -> str:
+        reason = one_line(str(problem)) or type(problem).__name__
+        return f"no answer from {self.url}{path}: {reason}"

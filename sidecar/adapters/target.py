@@ -1,0 +1,34 @@
+"""Where the engine is, for a client that opens its own connections."""
+
+import ssl
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One origin, its base path, and what every request to it carries."""
+
+    host: str
+    port: int
+    path: str
+    """The base path, without a slash at its end; mostly empty."""
+    tls: ssl.SSLContext | None
+    authorization: str | None
+
+    @property
+    def authority(self) -> str:
+        """The Host header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+
+def tls_context(ca_file: str | None, *, verify: bool) -> ssl.SSLContext:
+    """A client context; without `verify` the peer is not checked at all.
+
+    Raises OSError or ssl.SSLError where the CA file can't be read.
+    """
+    context = ssl.create_default_context(cafile=ca_file)
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
