@@ -20,7 +20,7 @@ LAYERS = {
     "core": (("core",), ()),
     "adapters": (("adapters",), ("core",)),
     "simulator": (("simulator",), ("core",)),
-    "conductor": (("warmup", "watch", "rounds"), ("core",)),
+    "conductor": (("warmup", "watch", "search", "rounds"), ("core",)),
     "web": (("web", "exposition"), ("core",)),
     "settings": (("settings",), ("core",)),
     "wiring": (
@@ -52,7 +52,7 @@ ONLY_HERE = {
     "yaml": ("core", "settings", "simulator"),
     "rich": ("cli*",),
     "argparse": ("cli*", "simulator"),
-    "time": ("adapters", "warmup", "watch", "rounds", "simulator"),
+    "time": ("adapters", "warmup", "watch", "search", "rounds", "simulator"),
     "datetime.now": ("adapters", "warmup", "watch", "wiring", "simulator"),
     "print": ("cli*", "check", "simulator"),
 }

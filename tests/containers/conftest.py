@@ -1,0 +1,49 @@
+"""The engine, the image built from this checkout, and a cleaned-up set of containers a test."""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import unavailable
+from tests.containers.docker import Docker, NoDocker, engine_version
+
+ROOT = Path(__file__).resolve().parents[2]
+IMAGE = "vllm-warmup-sidecar:test"
+
+
+@pytest.fixture(scope="session")
+def image() -> str:
+    """Built once a session; a build takes a minute the first time."""
+    try:
+        engine_version()
+    except NoDocker as problem:
+        unavailable(str(problem))
+    Docker()("build", "--quiet", "--tag", IMAGE, str(ROOT), limit_s=900)
+    return IMAGE
+
+
+@pytest.fixture
+def docker(image: str) -> Iterator[Docker]:
+    engine = Docker()
+    try:
+        yield engine
+    finally:
+        engine.clean()
+
+
+@pytest.fixture
+def network(docker: Docker) -> str:
+    """A network of the test's own, on which containers find each other by name."""
+    return docker.network(f"warmup-test-{uuid.uuid4().hex[:8]}")
+
+
+@pytest.fixture
+def simulated_vllm(docker: Docker, network: str, image: str) -> str:
+    """A simulated engine that the network knows as `vllm`."""
+    return docker.start(
+        image,
+        *("--no-healthcheck", "--network", network, "--network-alias", "vllm"),
+        command=("sim", "--host", "0.0.0.0", "--port", "8000"),
+    )

@@ -1,0 +1,132 @@
+"""A Docker Engine through its command line, and containers that are gone when a test is over."""
+
+import json
+import os
+import shlex
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+COMMAND = tuple(shlex.split(os.environ.get("WARMUP_TEST_DOCKER", "docker")))
+"""How to reach the engine; a wrapper that sets DOCKER_HOST can stand before `docker`."""
+
+
+class NoDocker(Exception):
+    """There is no Docker Engine that answers; says what was tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a small HTTP request got."""
+
+    status: int
+    body: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Docker:
+    """Runs `docker …` and remembers what has to be removed."""
+
+    made: list[tuple[str, ...]] = field(default_factory=list)
+
+    def __call__(
+        self,
+        *arguments: str,
+        limit_s: float = 60.0,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        check: bool = True,
+    ) -> str:
+        """Its stdout, stripped; raises AssertionError with its stderr when it fails."""
+        done = subprocess.run(
+            [*COMMAND, *arguments],
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+        if check and done.returncode:
+            line = " ".join(("docker", *arguments))
+            raise AssertionError(f"`{line}` ended with {done.returncode}:\n{done.stderr}")
+        return done.stdout.strip()
+
+    def code(self, *arguments: str) -> int:
+        """The exit status alone."""
+        done = subprocess.run([*COMMAND, *arguments], capture_output=True, timeout=60, check=False)
+        return done.returncode
+
+    def start(self, image: str, *options: str, command: tuple[str, ...] = ()) -> str:
+        """Start a container in the background; its id."""
+        container = self("run", "--detach", *options, image, *command)
+        self.made.append(("rm", "--force", "--volumes", container))
+        return container
+
+    def network(self, name: str) -> str:
+        self("network", "create", name)
+        self.made.append(("network", "rm", name))
+        return name
+
+    def state(self, container: str) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads(
+            self("inspect", "--format", "{{json .State}}", container)
+        )
+        return state
+
+    def health(self, container: str) -> str:
+        return str(self.state(container)["Health"]["Status"])
+
+    def logs(self, container: str) -> str:
+        done = subprocess.run(
+            [*COMMAND, "logs", container],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        return done.stdout
+
+    def url(self, container: str) -> str:
+        """Where the container's port 8900 was published on loopback."""
+        return f"http://{self('port', container, '8900/tcp').splitlines()[0]}"
+
+    def clean(self) -> None:
+        for arguments in reversed(self.made):
+            self(*arguments, check=False)
+        self.made.clear()
+
+
+def engine_version() -> str:
+    """Raises NoDocker when no engine answers."""
+    try:
+        return Docker()("version", "--format", "{{.Server.Version}}", limit_s=20)
+    except (OSError, AssertionError, subprocess.TimeoutExpired) as problem:
+        raise NoDocker(f"no Docker Engine answers to `{' '.join(COMMAND)}`: {problem}") from None
+
+
+def get(url: str) -> Answer | None:
+    """The JSON behind it, whatever the status; None while nothing answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=3) as answer:
+            return Answer(answer.status, json.load(answer))
+    except urllib.error.HTTPError as problem:
+        with problem:
+            return Answer(problem.code, json.load(problem))
+    except OSError:
+        return None
+
+
+def wait_until(what: str, is_so: Callable[[], bool], limit_s: float) -> None:
+    """Poll; raises AssertionError naming what did not come about."""
+    until = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < until, f"after {limit_s:.0f} s still not: {what}"
+        time.sleep(0.1)

@@ -1,0 +1,162 @@
+"""The sidecar as its users run it: a process, its settings in the environment, asked over HTTP."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A command that ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """This process's, without WARMUP_* of whoever runs the tests, with `settings`."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("WARMUP_")} | dict(settings)
+
+
+def vllm_warmup(*arguments: str, limit_s: float = 120.0, **settings: str) -> Done:
+    """Run one command of the sidecar to its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sidecar", *arguments],
+        env=environment(settings),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+class Sidecar:
+    """`vllm-warmup serve` on an ephemeral port of loopback; may be started again after an end."""
+
+    def __init__(self, engine_url: str, folder: Path, shapes: str, **settings: str) -> None:
+        self.state_dir = folder / "state"
+        self.state_dir.mkdir(exist_ok=True)
+        self._shapes = folder / "shapes.yaml"
+        self._shapes.write_text(shapes)
+        self._log = folder / "sidecar.log"
+        self._port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._settings = {
+            "WARMUP_ENGINE_URL": engine_url,
+            "WARMUP_SHAPES": str(self._shapes),
+            "WARMUP_HOST": "127.0.0.1",
+            "WARMUP_PORT": str(self._port),
+            "WARMUP_STATE_DIR": str(self.state_dir),
+            **settings,
+        }
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def start(self) -> None:
+        assert self._process is None, "the sidecar runs already"
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "sidecar", "serve"],
+                env=environment(self._settings),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self.wait_until("it answers", lambda: self.ready() is not None, limit_s=20)
+
+    def end(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """Its exit status; raises subprocess.TimeoutExpired after ten seconds."""
+        process, self._process = self._process, None
+        assert process is not None, "the sidecar was not started"
+        process.send_signal(how)
+        try:
+            return process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+            raise
+
+    def ready(self) -> dict[str, Any] | None:
+        """The body of /ready, whatever its status; None while nothing answers."""
+        return self.get("/ready")
+
+    def get(self, path: str) -> dict[str, Any] | None:
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+                return dict(json.load(answer))
+        except urllib.error.HTTPError as problem:
+            with problem:
+                return dict(json.load(problem))
+        except OSError:
+            return None
+
+    def report(self) -> dict[str, Any]:
+        """The last run's report, as the command prints it."""
+        done = vllm_warmup("report", "--json", WARMUP_STATE_DIR=str(self.state_dir))
+        assert done.code == 0, done.err
+        return dict(done.json)
+
+    def wait_for(self, state: str, limit_s: float = 120.0) -> dict[str, Any]:
+        """Wait for a state of /ready; its body."""
+        self.wait_until(f"it is {state}", lambda: (self.ready() or {})["state"] == state, limit_s)
+        return self.ready() or {}
+
+    def wait_until(self, what: str, is_so: Callable[[], bool], limit_s: float) -> None:
+        """Poll; raises AssertionError with the last /ready and the end of the log."""
+        until = time.monotonic() + limit_s
+        while True:
+            with suppress(KeyError):
+                if is_so():
+                    return
+            ended = self._process is not None and self._process.poll() is not None
+            if ended or time.monotonic() > until:
+                tail = "\n".join(self.log.splitlines()[-20:])
+                raise AssertionError(
+                    f"{'it ended' if ended else f'after {limit_s:.0f} s'}, and still not: {what}\n"
+                    f"/ready: {self.ready()}\n{tail}"
+                )
+            time.sleep(0.1)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process is not None:
+            self.end()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
