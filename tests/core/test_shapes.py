@@ -46,11 +46,11 @@ BAD = [
     ),
     (
         CELL + "budgett: {}\n",
-        'f.yaml:2: unknown key "budgett" in the file; did you mean "budget".*',
+        'f.yaml:2: unknown key "budgett" in the file.{2}did you mean "budget".*',
     ),
     (
         "grid: {concurency: [1], prompt_tokens: [3]}",
-        'f.yaml:1: unknown key "concurency" in grid; did you mean "concurrency".*',
+        'f.yaml:1: unknown key "concurency" in grid.{2}did you mean "concurrency".*',
     ),
     ("grid: {concurrency: [1]}", 'f.yaml:1: "prompt_tokens" is missing in grid; add it'),
     ("grid: {concurrency: [], prompt_tokens: [1]}", "f.yaml:1: grid.concurrency: is empty; .*"),
@@ -89,7 +89,7 @@ BAD = [
     ("cells: [{prompt_tokens: 5, ramp: true}]", ".*a ramp needs a concurrency of 2 or more.*"),
     (
         "variants: {thinking: {endpoint: chat}}\ncells: [{prompt_tokens: 5, variant: thinkin}]",
-        'f.yaml:2: no variant "thinkin" is declared; did you mean "thinking".*',
+        'f.yaml:2: no variant "thinkin" is declared.{2}did you mean "thinking".*',
     ),
     (CELL + "variants: {chat: {endpoint: chat}}", '.*the variant "chat" exists already; .*'),
     (CELL + "variants: {Big: {}}", ".*use small letters.*"),
@@ -97,7 +97,7 @@ BAD = [
     (CELL + "variants: {v: {endpoint: responses}}", ".*endpoint must be completions or chat, .*"),
     (
         CELL + "variants:\n  v:\n    endpoint: chat\n    temprature: 1\n",
-        'f.yaml:5: unknown key "temprature" in variants.v; did you mean "temperature".*',
+        'f.yaml:5: unknown key "temprature" in variants.v.{2}did you mean "temperature".*',
     ),
     (CELL + "variants: {v: {reasoning_effort: max}}", ".*for chat only; add endpoint: chat"),
     (CELL + "variants: {v: {max_tokens: 5}}", ".*not for a variant to set: .*output_tokens.*"),
