@@ -39,12 +39,12 @@ def main(arguments: list[str]) -> int:
     try:
         options = _options(arguments)
         if options is None:
-            print(HELP, end="")
+            sys.stdout.write(HELP)
             return 0
         url, timeout_s = options
-        print(_ask(url, timeout_s))
+        sys.stdout.write(f"{_ask(url, timeout_s)}\n")
     except _Refused as refused:
-        print(refused)
+        sys.stdout.write(f"{refused}\n")
         return 1
     return 0
 

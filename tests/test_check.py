@@ -26,13 +26,15 @@ def answering(answer: bytes | None) -> Iterator[int]:
                 try:
                     connection, _ = server.accept()
                 except OSError:
-                    return
+                    break
                 connection.recv(4096)
                 if answer is None:
                     held.append(connection)
                     continue
                 with connection:
                     connection.sendall(answer)
+            for connection in held:
+                connection.close()
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
