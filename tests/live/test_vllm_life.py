@@ -1,0 +1,143 @@
+"""One life of a sidecar beside a real vLLM: cold, warm, adopted, shut, warm again.
+
+The tests share one engine an architecture and run in this order.
+"""
+
+import re
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.live.sidecar import Sidecar, vllm_warmup
+from tests.live.user import counter, ttft_s
+from tests.live.vllm import Installation, VllmServer
+
+TOLERANCE_S = 0.3
+"""Above the jitter of two shared cores, far below the 1.4 s and more of a cold first request."""
+COLD_S = 1.0
+
+SHAPES = f"""
+grid:
+  concurrency: [1, 2]
+  prompt_tokens: [33, 350]
+  output_tokens: [4]
+  variants: [completions, chat]
+cells:
+  - {{concurrency: 4, prompt_tokens: 64, output_tokens: 4}}
+  - {{concurrency: 1, prompt_tokens: 513, output_tokens: 4}}
+engine: {{max_num_batched_tokens: 2048}}
+converge: {{floor_s: {TOLERANCE_S}}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A sidecar and its engine."""
+
+    engine: VllmServer
+    sidecar: Sidecar
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_moe"])
+def pair(
+    request: pytest.FixtureRequest,
+    vllm_installation: Installation,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Pair]:
+    """An engine that was started cold, and the sidecar that has just warmed it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    flags = ("--max-num-batched-tokens", "2048", "--enable-logging-iteration-details")
+    engine = VllmServer(vllm_installation, folder, model=request.param, flags=flags)
+    with engine, Sidecar(engine.url, folder, SHAPES) as sidecar:
+        sidecar.wait_for("ready", limit_s=300)
+        yield Pair(engine, sidecar)
+
+
+def cells(report: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(report["verdict"]["cells"])
+
+
+def test_gate_opens_with_proof(pair: Pair) -> None:
+    """Every declared cell of a real engine is proven warm, and /ready says of which engine."""
+    ready = pair.sidecar.ready()
+    assert ready is not None
+    assert (ready["ready"], ready["proven"], ready["adopted"]) == (True, True, False), ready
+    assert ready["engine"]["url"] == pair.engine.url
+    assert ready["engine"]["model"] == "tiny"
+    assert ready["engine"]["version"] == pair.engine.version
+    calls = {cell["call"] for cell in cells(pair.sidecar.report())}
+    assert calls == {"warm"}
+
+
+def test_first_wave_is_seen_cold_and_no_later_one(pair: Pair) -> None:
+    """The cost of a cold start stands in the first wave, as the engine's own histogram has it."""
+    first, *later = pair.sidecar.report()["waves"]
+    assert first["f_s"] > COLD_S, first
+    assert max(wave["f_s"] for wave in later) < COLD_S, later
+    family = "vllm:time_to_first_token_seconds"
+    slow = counter(pair.engine.url, f"{family}_count") - counter(
+        pair.engine.url, f"{family}_bucket", 'le="0.75"'
+    )
+    assert slow == 1, "the engine itself has one slow first token"
+
+
+def test_engine_computed_exactly_what_was_declared(pair: Pair) -> None:
+    """Prompt and output tokens reported as sent are the engine's own counts; nothing was cached."""
+    totals = pair.sidecar.report()["totals"]
+    assert totals["prompt_tokens"] == counter(pair.engine.url, "vllm:prompt_tokens_total")
+    assert totals["output_tokens"] == counter(pair.engine.url, "vllm:generation_tokens_total")
+    assert counter(pair.engine.url, "vllm:prefix_cache_hits_total") == 0
+
+
+def test_held_waves_share_one_step(pair: Pair) -> None:
+    """The engine's own iteration lines show each held batch as one step of all its tokens."""
+    waves = [wave for wave in pair.sidecar.report()["waves"] if wave["gait"] == "held"]
+    assert waves
+    steps = re.findall(r"(\d+) context requests, (\d+) context tokens", pair.engine.log)
+    for requests, tokens in ((4, 64), (2, 350), (2, 33)):
+        named = [w for w in waves if f"-c{requests}-p{tokens}-" in w["cell"] and w["shown"]]
+        together = steps.count((str(requests), str(requests * tokens)))
+        assert named, f"no held wave of {requests} × {tokens} was shown to be one"
+        assert together >= len(named), f"{requests} × {tokens}: {together} steps, {len(named)}"
+
+
+def test_table_holds_for_a_user(pair: Pair) -> None:
+    """What the report calls warm is what a user gets now, cell by cell."""
+    single = [c for c in cells(pair.sidecar.report()) if c["cell"]["concurrency"] == 1]
+    assert single
+    for cell in single:
+        told = cell["figures"][0]["baseline_f_s"]
+        seen = min(ttft_s(pair.engine.url, cell["cell"]["prompt_tokens"]) for _ in range(3))
+        assert abs(seen - told) < TOLERANCE_S, cell["cell"]
+    done = vllm_warmup("report", WARMUP_STATE_DIR=str(pair.sidecar.state_dir))
+    assert done.code == 0, done.err
+    assert "completions-c4-p64" in done.out
+
+
+def test_killed_sidecar_adopts_and_sends_nothing(pair: Pair) -> None:
+    """A crash of the sidecar neither replays into live traffic nor keeps the gate shut."""
+    before = counter(pair.engine.url, "vllm:request_success_total")
+    pair.sidecar.end(signal.SIGKILL)
+    pair.sidecar.start()
+    ready = pair.sidecar.wait_for("ready", limit_s=20)
+    assert (ready["adopted"], ready["proven"]) == (True, True), ready
+    assert counter(pair.engine.url, "vllm:request_success_total") == before
+
+
+def test_restarted_engine_shuts_the_gate_and_is_warmed_again(pair: Pair) -> None:
+    """A new boot is cold: no verdict of the old one may hold for it."""
+    old = pair.sidecar.wait_for("ready")
+    pair.engine.kill()
+    began = time.monotonic()
+    pair.sidecar.wait_until("it is shut", lambda: not (pair.sidecar.ready() or {})["ready"], 10)
+    assert time.monotonic() - began < 2.5, "shut within two seconds, and one look of this test"
+    pair.engine.start()
+    new = pair.sidecar.wait_for("ready", limit_s=300)
+    assert (new["proven"], new["adopted"]) == (True, False), new
+    assert new["boot"] != old["boot"]
+    first = pair.sidecar.report()["waves"][0]
+    assert first["f_s"] > COLD_S, "the second boot was met cold, too"
