@@ -1,119 +1,244 @@
-"""Evidence → verdict, by the rules R1-R10 (CONTRIBUTING.md tells them)."""
+"""Evidence → verdict, by the rules R1-R10 (CONTRIBUTING.md tells them).
 
+Two things are stricter than the rules say, because the truth harness showed that they must be:
+
+* A cell's last quiet wave comes after the *first* shown wave of every other look too, not only
+  after the grid's last large excess. A batch that was made for the first time may have raised a
+  high-water mark at a cost too small to be seen, and have made cold what was warm.
+* A held wave's F counts from the plug's end (`track.py`).
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 
-from sidecar.core.cells import Cell, Converge, Gait, Look
+from sidecar.core.calls import (
+    Call,
+    CellVerdict,
+    GaitFigures,
+    GridVerdict,
+    Judged,
+    Opening,
+    Standing,
+    opening,
+)
+from sidecar.core.cells import Cell, Converge, Gait, Look, Role
 from sidecar.core.facts import EngineFacts
+from sidecar.core.failures import failure
+from sidecar.core.pacing import WarmTtft
 from sidecar.core.plan import Plan
 from sidecar.core.results import WaveResult
+from sidecar.core.ruling import FOREIGN_WAVES, Grid, is_quiet, rule
+from sidecar.core.shown import miss
+from sidecar.core.track import EVENT_FACTOR, EVENT_FLOOR_S, MAX_FAILURES, Entry, Track
+from sidecar.core.validity import examine, is_success
+
+__all__ = [
+    "Call",
+    "CellVerdict",
+    "GaitFigures",
+    "GridVerdict",
+    "Judge",
+    "Judged",
+    "Opening",
+    "Standing",
+    "opening",
+]
 
 
-class Call(StrEnum):
-    """The verdict on a cell or on the grid."""
-
-    WARM = "warm"
-    PASSED = "passed"
-    """R10: `heaviest` succeeded; says nothing about its latency."""
-    NOT_YET = "not_yet"
-    UNKNOWN = "unknown"
-
-
-class Standing(StrEnum):
-    """What a cell that is not warm means for the gate when the budget is spent."""
-
-    DONE = "done"
-    UNPROVEN = "unproven"
-    """Nothing cold was seen, but the evidence doesn't reach. Opens or not by `on_unproven`."""
-    COLD = "cold"
-    """Seen paying. Keeps the gate shut."""
-    FAILED = "failed"
-    """Can't be done. Keeps the gate shut."""
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """One wave and what it is worth as evidence: the row in /status and in the report."""
-
-    wave: WaveResult
-    valid: bool
-    invalid_because: tuple[str, ...]
-    shown: bool
-    """R3: that the wave made the batch that its gait promises."""
-    foreign: bool
-    """R9: the engine served others meanwhile."""
-    failed: str | None
-    """What to tell the operator when a request of it failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class GaitFigures:
-    """Of one cell and gait on this boot, in seconds; None where there is no wave yet."""
-
-    gait: Gait
-    waves: int
-    valid: int
-    first_f_s: float | None
-    baseline_f_s: float | None
-    last_f_s: float | None
-    first_g_s: float | None
-    baseline_g_s: float | None
-    last_g_s: float | None
-    last_is_loud: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CellVerdict:
-    """The verdict on one cell."""
+@dataclass(slots=True)
+class _Case:
+    """A cell, its tracks, and when its one look went well where one is all it needs."""
 
     cell: Cell
-    call: Call
-    standing: Standing
-    reasons: tuple[str, ...]
-    resolution_s: float | None
-    """R7: a cost below it would not be seen."""
-    figures: tuple[GaitFigures, ...]
+    tracks: tuple[Track, ...]
+    succeeded_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class GridVerdict:
-    """The verdict on the declared grid, and nothing more."""
+class _Place:
+    """Where a look's waves are kept."""
 
-    call: Call
-    cells: tuple[CellVerdict, ...]
-    reasons: tuple[str, ...]
-    evidence: str = "latency+metrics"
-    resolution_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """Whether the gate may open on a verdict."""
-
-    open: bool
-    proven: bool
-    reasons: tuple[str, ...]
+    case: _Case
+    track: Track
 
 
 class Judge:
     """Takes waves, gives the verdict. One Judge per boot of the engine."""
 
     def __init__(self, plan: Plan, facts: EngineFacts, converge: Converge) -> None:
-        raise NotImplementedError
+        self._plan = plan
+        self._facts = facts
+        once = (c for c in (plan.first, plan.heaviest) if c is not None)
+        self._cases = tuple(
+            _Case(cell, tuple(Track(look, plan, converge) for look in looks_of(cell)))
+            for cell in (*once, *plan.cells)
+        )
+        self._places = {
+            track.look: _Place(case, track) for case in self._cases for track in case.tracks
+        }
+        self._warm_ttft = WarmTtft()
+        self._plugs: dict[int, list[tuple[int, float]]] = {}
+        self._waves = 0
+        self._foreign_streak = 0
+        self._refused_streak = 0
+        self._counters_seen = False
+        self._speculates = bool(facts.speculation)
+
+    @property
+    def waves(self) -> int:
+        """Waves fed on this boot."""
+        return self._waves
+
+    @property
+    def foreign_streak(self) -> int:
+        """R9: waves in a row during which the engine served others."""
+        return self._foreign_streak
+
+    @property
+    def refused_streak(self) -> int:
+        """Waves in a row that the engine did not admit (503)."""
+        return self._refused_streak
+
+    def begin_round(self) -> None:
+        """A fresh budget on the same boot: what was given up is lacking again."""
+        for track in self._tracks():
+            track.begin_round()
 
     def feed(self, wave: WaveResult) -> Judged:
-        """Judge one wave by R2 and remember it."""
-        raise NotImplementedError
+        """Judge one wave by R2 and remember it.
+
+        Raises KeyError for a look that the plan doesn't have.
+        """
+        place = self._places[wave.look]
+        failed = failure(wave)
+        checked = examine(wave)
+        best_s = self._warm_ttft.of(wave.look.cell)
+        if not failed:
+            self._warm_ttft.feed(wave)
+        warm_ttft_s = self._warm_ttft.of(wave.look.cell)
+        missed = miss(wave, self._plan, warm_ttft_s)
+        delta = wave.counters
+        if delta is not None and (delta.drafts or delta.draft_tokens):
+            self._speculates = True
+        entry = Entry(
+            at=self._waves,
+            wave=wave,
+            valid=not checked.invalid_because,
+            foreign=checked.foreign,
+            failed=failed is not None,
+            refused=failed is not None and failed.is_refusal,
+            known=not checked.unknowable,
+            accepted=None
+            if delta is None or delta.accepted_tokens is None
+            else delta.accepted_tokens > 0,
+            missed=missed,
+        )
+        self._waves += 1
+        place.track.add(entry)
+        if warm_ttft_s != best_s:
+            self._rejudge_shown(wave.look.cell, warm_ttft_s)
+        self._note(entry, place.case)
+        return Judged(
+            wave=wave,
+            valid=entry.valid,
+            invalid_because=checked.invalid_because,
+            shown=missed is None,
+            foreign=entry.foreign,
+            failed=None if failed is None else failed.sentence,
+            refused=entry.refused,
+            not_shown_because=None if missed is None else missed.value,
+            unknowable=checked.unknowable,
+        )
+
+    def _note(self, entry: Entry, case: _Case) -> None:
+        self._foreign_streak = self._foreign_streak + 1 if entry.foreign else 0
+        self._refused_streak = self._refused_streak + 1 if entry.refused else 0
+        self._counters_seen = self._counters_seen or (entry.valid and entry.known)
+        wave = entry.wave
+        if case.succeeded_at is None and case.cell.role is not Role.GRID and is_success(wave):
+            case.succeeded_at = entry.at
+        if wave.plug is not None and wave.plug.ttft_s is not None and wave.plug.prompt_tokens:
+            self._plugs.setdefault(wave.plug.prompt_tokens, []).append((entry.at, wave.plug.ttft_s))
+
+    def _rejudge_shown(self, like: Cell, warm_ttft_s: float | None) -> None:
+        for case in self._cases:
+            same = case.cell.prompt_tokens == like.prompt_tokens
+            if same and case.cell.variant.name == like.variant.name:
+                for track in case.tracks:
+                    track.rejudge_shown(warm_ttft_s)
+
+    def _tracks(self) -> Iterator[Track]:
+        return (track for case in self._cases for track in case.tracks)
 
     def lacks(self) -> tuple[Look, ...]:
-        """The looks that cells still lack, in plan order."""
-        raise NotImplementedError
+        """The looks that cells still lack, in plan order. What was given up is not lacking."""
+        grid = self._grid()
+        return tuple(look for case in self._cases for look in self._lacking(case, grid))
+
+    def _lacking(self, case: _Case, grid: Grid) -> list[Look]:
+        if any(t.trailing_failures(this_round=True) >= MAX_FAILURES for t in case.tracks):
+            return []
+        if case.cell.role is not Role.GRID:
+            done = case.succeeded_at is not None
+            return [t.look for t in case.tracks if not done and not t.rests()]
+        return [t.look for t in case.tracks if not is_quiet(t, grid) and not t.rests()]
+
+    def _grid(self) -> Grid:
+        return Grid(
+            facts=self._facts,
+            since=self._since(),
+            foreign_streak=self._foreign_streak,
+            counters_seen=self._counters_seen,
+            speculates=self._speculates,
+        )
+
+    def _since(self) -> int:
+        """The wave after which a last quiet one must come: the grid's last event or novelty."""
+        at = max((c.succeeded_at for c in self._cases if c.succeeded_at is not None), default=-1)
+        for track in self._tracks():
+            reading = track.reading()
+            at = max(at, reading.event_at, reading.first_at)
+        for runs in self._plugs.values():
+            base_s = min(ttft_s for _, ttft_s in runs)
+            limit_s = base_s + max(EVENT_FLOOR_S, EVENT_FACTOR * base_s)
+            at = max([at, *(index for index, ttft_s in runs if ttft_s > limit_s)])
+        return at
 
     def verdict(self) -> GridVerdict:
         """The verdict as of now; earlier waves are re-judged against today's baselines."""
-        raise NotImplementedError
+        grid = self._grid()
+        cells = tuple(
+            rule(case.cell, case.tracks, grid, succeeded=case.succeeded_at is not None)
+            for case in self._cases
+        )
+        calls = {c.call for c in cells}
+        call = Call.WARM
+        if Call.UNKNOWN in calls or not self._plan.cells:
+            call = Call.UNKNOWN
+        if Call.NOT_YET in calls:
+            call = Call.NOT_YET
+        resolutions = [c.resolution_s for c in cells if c.resolution_s is not None]
+        return GridVerdict(
+            call, cells, self._grid_reasons(cells), resolution_s=max(resolutions, default=None)
+        )
+
+    def _grid_reasons(self, cells: tuple[CellVerdict, ...]) -> tuple[str, ...]:
+        reasons: tuple[str, ...] = ()
+        if self._foreign_streak >= FOREIGN_WAVES:
+            reasons += ("the engine serves others",)
+        for standing, words in (
+            (Standing.FAILED, "failed"),
+            (Standing.COLD, "seen paying"),
+            (Standing.UNPROVEN, "not proven"),
+        ):
+            count = sum(c.standing is standing for c in cells)
+            if count:
+                reasons += (f"{count} of {len(cells)} cells {words}",)
+        return reasons
 
 
-def opening(verdict: GridVerdict, *, open_unproven: bool) -> Opening:
-    """Whether the gate may open on this verdict (`on_unproven: open|closed`)."""
-    raise NotImplementedError
+def looks_of(cell: Cell) -> tuple[Look, ...]:
+    """A cell's looks, the one with the larger step first (R1). Heaviest and first have one."""
+    if cell.role is not Role.GRID:
+        return (Look(cell, cell.gaits[0]),)
+    return tuple(Look(cell, gait) for gait in (Gait.HELD, Gait.LED) if gait in cell.gaits)

@@ -1,0 +1,188 @@
+"""R6-R10 for one cell: from its tracks to call, standing and reasons."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sidecar.core.calls import Call, CellVerdict, GaitFigures, Standing
+from sidecar.core.cells import Cell, Role
+from sidecar.core.facts import EngineFacts
+from sidecar.core.failures import failure
+from sidecar.core.track import MAX_TRIES, QUIET_WAVES, Track
+from sidecar.core.validity import examine
+
+FOREIGN_WAVES = 3
+"""R9: foreign traffic in so many waves running is the engine serving others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What a cell's verdict needs to know of the whole boot."""
+
+    facts: EngineFacts
+    since: int
+    """The wave after which a last quiet one must come (R6)."""
+    foreign_streak: int
+    counters_seen: bool
+    speculates: bool
+
+    @property
+    def serves_others(self) -> bool:
+        return self.foreign_streak >= FOREIGN_WAVES
+
+
+def is_quiet(track: Track, grid: Grid) -> bool:
+    """R6 for one gait. Where counters exist, a wave without them is not enough."""
+    reading = track.reading()
+    known = reading.known_quiet or not grid.counters_seen
+    return reading.quiet_run >= QUIET_WAVES and reading.last_quiet_at > grid.since and known
+
+
+def rule(cell: Cell, tracks: Sequence[Track], grid: Grid, *, succeeded: bool) -> CellVerdict:
+    """The verdict on one cell. `succeeded`: the one look that R1's first or R10 asks went well."""
+    if cell.role is not Role.GRID:
+        return _once(cell, tracks, succeeded)
+    failed = tuple(f"{t.look.gait}: {_failed(t)}" for t in tracks if t.trailing_failures())
+    cold = tuple(
+        f"{t.look.gait}: {_cold(t)}"
+        for t in tracks
+        if t.reading().is_cold and not (t.reading().loud_is_foreign and grid.serves_others)
+    )
+    if failed or cold:
+        standing = Standing.FAILED if failed else Standing.COLD
+        return _verdict(cell, tracks, Call.NOT_YET, standing, failed + cold)
+    unknown = _unknown(cell, tracks, grid)
+    lacking = tuple(f"{t.look.gait}: {_lacking(t, grid)}" for t in tracks if not is_quiet(t, grid))
+    if not unknown and not lacking:
+        return _verdict(cell, tracks, Call.WARM, Standing.DONE, ())
+    call = Call.UNKNOWN if unknown else Call.NOT_YET
+    return _verdict(cell, tracks, call, Standing.UNPROVEN, unknown + lacking)
+
+
+def _once(cell: Cell, tracks: Sequence[Track], succeeded: bool) -> CellVerdict:
+    """R10, and R1's first prompt. The first was not declared by anybody, so that its failure only
+    leaves the order of sizes unproven; `heaviest` keeps the gate shut until it has passed."""
+    if succeeded:
+        return _verdict(cell, tracks, Call.PASSED, Standing.DONE, ())
+    required = cell.role is Role.HEAVIEST
+    standing = Standing.FAILED if required else Standing.UNPROVEN
+    waves = [entry.wave for track in tracks for entry in track.entries]
+    if not waves:
+        reason = "it has not been run yet"
+    elif told := failure(waves[-1]):
+        reason = told.sentence
+    else:
+        reason = "; ".join(examine(waves[-1]).invalid_because)
+    return _verdict(cell, tracks, Call.NOT_YET, standing, (reason,))
+
+
+def _failed(track: Track) -> str:
+    told = next(failure(e.wave) for e in reversed(track.entries) if e.failed and not e.refused)
+    count = track.trailing_failures()
+    return f"{'' if count < 2 else f'{count} waves in a row: '}{told.sentence if told else ''}"
+
+
+def _cold(track: Track) -> str:
+    reading = track.reading()
+    entry = next(e for e in reversed(track.entries) if e.at == reading.loud_at)
+    f_s, f_base_s = entry.f_s or 0.0, reading.f_base_s or 0.0
+    g_s, g_base_s = entry.g_s, reading.g_base_s or 0.0
+    if f_s - f_base_s >= g_s - g_base_s:
+        return f"its last wave took {f_s:.3f} s to the last first token, {f_base_s:.3f} s at best"
+    return f"its last wave stalled {g_s:.3f} s between two tokens, {g_base_s:.3f} s at best"
+
+
+def _unknown(cell: Cell, tracks: Sequence[Track], grid: Grid) -> tuple[str, ...]:
+    """R7, R8, R9: why this can't be known, as far as it goes today."""
+    reasons: list[str] = []
+    facts = grid.facts
+    if facts.ranks is not None and facts.ranks > 1:
+        reasons.append(
+            f"{facts.ranks} data-parallel ranks answer at this URL and a wave can't choose: "
+            "point at each rank's own port"
+        )
+    if facts.max_num_seqs is not None and cell.concurrency > facts.max_num_seqs:
+        reasons.append(
+            f"concurrency {cell.concurrency} is above --max-num-seqs {facts.max_num_seqs}"
+        )
+    for track in tracks:
+        reading, gait = track.reading(), track.look.gait
+        if grid.speculates and reading.looks and not reading.accepted:
+            reasons.append(f"{gait}: speculation is on, but no draft was accepted")
+        if not reading.known_quiet:
+            reasons.append(f"{gait}: can't be known: {'; '.join(_unknowable(track))}")
+        if reading.is_noisy and not is_quiet(track, grid):
+            reasons.append(
+                f"{gait}: quiet waves spread by more than the tolerance: too noisy to tell"
+            )
+        if track.trailing_tries() >= MAX_TRIES and not is_quiet(track, grid):
+            reasons.append(f"{gait}: {_last_fault(track)}, {track.trailing_tries()} times in a row")
+    if grid.serves_others and not all(is_quiet(t, grid) for t in tracks):
+        reasons.append(f"the engine serves others, in the last {grid.foreign_streak} waves")
+    return tuple(reasons)
+
+
+def _unknowable(track: Track) -> tuple[str, ...]:
+    for entry in reversed(track.entries):
+        if not entry.known:
+            return examine(entry.wave).unknowable
+    return ()
+
+
+def _last_fault(track: Track) -> str:
+    """Why the last wave of ours that did not count, did not."""
+    for entry in reversed(track.entries):
+        if not entry.counts and not entry.foreign and not entry.refused:
+            return _fault(entry.missed.value if entry.missed else None, track, entry.at)
+    return "nothing proven"
+
+
+def _fault(missed: str | None, track: Track, at: int) -> str:
+    entry = next(e for e in track.entries if e.at == at)
+    because = examine(entry.wave).invalid_because
+    return because[0] if because else f"batch not shown ({missed})"
+
+
+def _lacking(track: Track, grid: Grid) -> str:
+    reading = track.reading()
+    if not track.entries:
+        return "no wave yet"
+    if track.entries[-1].refused:
+        told = failure(track.entries[-1].wave)
+        return told.sentence if told else "not admitted"
+    if not reading.looks:
+        return _last_fault(track)
+    if reading.quiet_run < QUIET_WAVES:
+        return f"{reading.quiet_run} of {QUIET_WAVES} quiet waves at the end"
+    if reading.last_quiet_at <= grid.since:
+        return "no quiet wave since another cell paid, or made its batch for the first time"
+    return "its quiet waves could not be checked against the engine's counters"
+
+
+def _verdict(
+    cell: Cell,
+    tracks: Sequence[Track],
+    call: Call,
+    standing: Standing,
+    reasons: tuple[str, ...],
+) -> CellVerdict:
+    tolerances = [tau_s for t in tracks for tau_s in t.tolerances_s() or ()]
+    resolution_s = max(tolerances, default=None) if cell.role is Role.GRID else None
+    figures = tuple(_figures(track) for track in tracks)
+    return CellVerdict(cell, call, standing, reasons, resolution_s, figures)
+
+
+def _figures(track: Track) -> GaitFigures:
+    reading = track.reading()
+    timed = [e for e in track.entries if e.f_s is not None]
+    return GaitFigures(
+        gait=track.look.gait,
+        waves=len(track.entries),
+        valid=reading.looks,
+        first_f_s=timed[0].f_s if timed else None,
+        baseline_f_s=reading.f_base_s,
+        last_f_s=timed[-1].f_s if timed else None,
+        first_g_s=timed[0].g_s if timed else None,
+        baseline_g_s=reading.g_base_s,
+        last_g_s=timed[-1].g_s if timed else None,
+        last_is_loud=bool(timed) and reading.loud_at == timed[-1].at,
+    )

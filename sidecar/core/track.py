@@ -1,0 +1,234 @@
+"""R5 and R6 for one look: its waves in order, its baselines, which are loud, where it stands.
+
+F is the slowest first token. Of a led wave it counts from the release. Of a held wave it counts
+from the plug's end, because the time before that belongs to the plug: it would make the baseline,
+and with it τ, larger than what the cell's own step costs.
+"""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from sidecar.core.cells import Converge, Gait, Look
+from sidecar.core.plan import Plan
+from sidecar.core.results import WaveResult
+from sidecar.core.shown import Miss, miss
+
+QUIET_WAVES = 2
+"""R6: valid waves, and quiet ones at the end, that each gait needs. Complete verbose log evidence
+would make one enough; latency alone does not."""
+
+EVENT_FLOOR_S, EVENT_FACTOR = 1.0, 3.0
+"""R6: an excess above max(1 s, 3 × baseline) may have made other cells cold again."""
+
+_NOISY_LOOKS, _NOISY_FLIPS = 6, 2
+"""R7: quiet, loud, quiet, loud within six looks is a spread, not a cost that was paid."""
+
+MAX_TRIES = 6
+"""Waves in a row that prove nothing (invalid, or their batch not shown) before a look rests."""
+
+MAX_LOOKS = 14
+"""Looks of a noisy cell before it rests: more would not tell more."""
+
+MAX_FAILURES = 2
+"""Failed waves in a row before a cell has failed for this round."""
+
+
+def first_token_s(wave: WaveResult) -> float | None:
+    """R5's F as the verdict uses it; None if a first token never came."""
+    f_s = wave.f_s
+    if f_s is None or wave.look.gait is Gait.LED or wave.plug is None or wave.plug.first_s is None:
+        return f_s
+    return f_s - max(0.0, wave.plug.first_s)
+
+
+@dataclass(slots=True)
+class Entry:
+    """One wave of a look. `at` is its number in the boot's sequence of all waves, from 0."""
+
+    at: int
+    wave: WaveResult
+    valid: bool
+    foreign: bool
+    failed: bool
+    refused: bool
+    known: bool
+    """Everything that R2 asks could be checked."""
+    accepted: bool | None
+    """Whether a draft was accepted in it; None: not told."""
+    missed: Miss | None
+
+    f_s: float | None = field(init=False)
+    g_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.f_s = first_token_s(self.wave)
+        self.g_s = self.wave.g_s
+
+    @property
+    def counts(self) -> bool:
+        """It is a look: valid, and its batch shown."""
+        return self.valid and self.missed is None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A look's waves, read against today's baselines. `-1`: there was none."""
+
+    f_base_s: float | None
+    g_base_s: float | None
+    looks: int
+    """Waves that count."""
+    quiet_run: int
+    """Quiet waves that count, since the last loud one."""
+    last_quiet_at: int
+    loud_at: int
+    loud_is_foreign: bool
+    event_at: int
+    """The last excess that may have made others cold."""
+    first_at: int
+    """The first wave that counts: the batch's first appearance on this boot."""
+    is_noisy: bool
+    known_quiet: bool
+    """All that the verdict rests on could be checked by R2."""
+    accepted: bool | None
+
+    @property
+    def is_cold(self) -> bool:
+        return self.loud_at >= 0 and not self.quiet_run and not self.is_noisy
+
+
+class Track:
+    """All waves of one look on this boot."""
+
+    def __init__(self, look: Look, plan: Plan, converge: Converge) -> None:
+        self.look = look
+        self.entries: list[Entry] = []
+        self._plan = plan
+        self._converge = converge
+        self._reading: Reading | None = None
+        self._round_from = 0
+
+    def add(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self._reading = None
+
+    def begin_round(self) -> None:
+        """A fresh budget: what was given up is tried again."""
+        self._round_from = len(self.entries)
+
+    def rejudge_shown(self, warm_ttft_s: float | None) -> None:
+        """The warm TTFT fell: a batch that a cold one had seemed to show may be shown no more."""
+        for entry in self.entries:
+            if entry.missed is None and entry.valid:
+                entry.missed = miss(entry.wave, self._plan, warm_ttft_s)
+        self._reading = None
+
+    def reading(self) -> Reading:
+        if self._reading is None:
+            self._reading = self._read()
+        return self._reading
+
+    def trailing_failures(self, *, this_round: bool = False) -> int:
+        """Failed waves in a row, up to the last one. Refusals are no failures."""
+        count = 0
+        for entry in reversed(self.entries[self._round_from if this_round else 0 :]):
+            if entry.refused:
+                continue
+            if not entry.failed:
+                break
+            count += 1
+        return count
+
+    def trailing_tries(self) -> int:
+        """Waves of this round in a row that proved nothing, by their own fault."""
+        count = 0
+        for entry in reversed(self.entries[self._round_from :]):
+            if entry.foreign or entry.refused:
+                continue
+            if entry.counts:
+                break
+            count += 1
+        return count
+
+    def rests(self) -> bool:
+        """Whether this look is given up for this round."""
+        if self.trailing_tries() >= MAX_TRIES:
+            return True
+        looks = sum(e.counts for e in self.entries[self._round_from :])
+        return looks >= MAX_LOOKS and self.reading().is_noisy
+
+    def tolerances_s(self) -> tuple[float, float] | None:
+        """τ of F and of G; None before the first wave."""
+        reading = self.reading()
+        if reading.f_base_s is None or reading.g_base_s is None:
+            return None
+        tolerance_s = self._converge.tolerance_s
+        return tolerance_s(reading.f_base_s), tolerance_s(reading.g_base_s)
+
+    def _read(self) -> Reading:
+        timed = [e for e in self.entries if e.f_s is not None]
+        stalled = [e.at for e in self.entries if e.failed and e.wave.took_s > EVENT_FLOOR_S]
+        base = [e for e in timed if e.counts] or [e for e in timed if e.valid] or timed
+        f_base = min((e.f_s for e in base if e.f_s is not None), default=None)
+        g_base = min((e.g_s for e in base), default=None)
+        looks = quiet_run = 0
+        last_quiet_at = loud_at = event_at = first_at = -1
+        loud_is_foreign = False
+        calls: list[bool] = []
+        events: list[bool] = []
+        run: list[Entry] = []
+        for entry in timed:
+            loud, event = self._is_loud(entry, f_base or 0.0, g_base or 0.0)
+            if event:
+                event_at = entry.at
+            if loud:
+                loud_at, loud_is_foreign, quiet_run = entry.at, entry.foreign, 0
+                run.clear()
+            if entry.counts:
+                looks += 1
+                first_at = entry.at if first_at < 0 else first_at
+                if not loud:
+                    quiet_run += 1
+                    last_quiet_at = entry.at
+                    run.append(entry)
+            if entry.counts or loud:
+                calls.append(loud)
+                events.append(event)
+        rests_on = run[-QUIET_WAVES:]
+        accepted = [e.accepted for e in rests_on]
+        return Reading(
+            f_base_s=f_base,
+            g_base_s=g_base,
+            looks=looks,
+            quiet_run=quiet_run,
+            last_quiet_at=last_quiet_at,
+            loud_at=loud_at,
+            loud_is_foreign=loud_is_foreign,
+            event_at=max([event_at, *stalled]),
+            first_at=first_at,
+            is_noisy=_is_noisy(calls, events),
+            known_quiet=all(e.known for e in rests_on),
+            accepted=True if True in accepted else False if False in accepted else None,
+        )
+
+    def _is_loud(self, entry: Entry, f_base_s: float, g_base_s: float) -> tuple[bool, bool]:
+        """Whether the wave is loud, and whether so much that it counts for the whole grid.
+
+        While others are served too, only the large excess counts: the small one may be theirs.
+        """
+        assert entry.f_s is not None
+        loud = event = False
+        for figure_s, base_s in ((entry.f_s, f_base_s), (entry.g_s, g_base_s)):
+            excess_s = figure_s - base_s
+            loud = loud or excess_s > self._converge.tolerance_s(base_s)
+            event = event or excess_s > max(EVENT_FLOOR_S, EVENT_FACTOR * base_s)
+        return (event if entry.foreign else loud), event
+
+
+def _is_noisy(calls: list[bool], events: list[bool]) -> bool:
+    """R7: whether loud and quiet alternate, without an excess that could only be a compile."""
+    if len(calls) < _NOISY_LOOKS:
+        return False
+    last, large = calls[-_NOISY_LOOKS:], events[-_NOISY_LOOKS:]
+    flips = sum(loud and not before for before, loud in pairwise(last))
+    return flips >= _NOISY_FLIPS and not any(large)
