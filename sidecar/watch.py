@@ -1,6 +1,6 @@
 """Watches one boot, beside everything else, and says when and why it can't be counted on."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,6 +8,7 @@ import anyio
 
 from sidecar.core.boot import BootMark, Sameness, Sightings, compare
 from sidecar.core.health import Health
+from sidecar.core.policy import Rhythm
 
 NOT_ONE_ENGINE = (
     "this URL is a load balancer: more than one engine answers behind it; "
@@ -18,20 +19,11 @@ NOT_ONE_ENGINE = (
 class Probed(Protocol):
     """What the watch asks of an engine. Neither call raises; both have limits of their own."""
 
-    async def health(self) -> Health: ...
+    async def health(self) -> str:
+        """A Health, or a word of the same spelling."""
+        ...
 
     async def mark(self) -> BootMark: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Rhythm:
-    """How often it is looked, and how late an answer may be (design: a busy API loop is late)."""
-
-    health_every_s: float = 1.0
-    mark_every_s: float = 10.0
-    late_answers: int = 3
-    """Health answers in a row that timed out, and that for at least `late_s`."""
-    late_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +57,9 @@ class Watch:
             self._loss = loss
             self._lost.set()
 
-    async def until_lost(self, mark: BootMark, on_mark: Callable[[BootMark], None]) -> Loss:
+    async def until_lost(
+        self, mark: BootMark, on_mark: Callable[[BootMark], Awaitable[None]]
+    ) -> Loss:
         """Wait for the end of what left `mark`. `on_mark` is given each newer mark of it."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._watch_health)
@@ -87,7 +81,7 @@ class Watch:
             await anyio.sleep_until(due)
             asked_at = anyio.current_time()
             health = await self._engine.health()
-            if health is not Health.TIMEOUT:
+            if health != Health.TIMEOUT:
                 if late:
                     self._look_closer.set()
                 late = 0
@@ -100,13 +94,15 @@ class Watch:
                 reason = f"/health has not answered for {late_for_s:.0f} s ({late} times in a row)"
                 self.report(Loss(reason, broken=False))
 
-    def _judge(self, health: Health) -> None:
-        if health is Health.REFUSED:
+    def _judge(self, health: str) -> None:
+        if health == Health.REFUSED:
             self.report(Loss("the engine is gone: its connection broke or was refused", True))
-        elif health is Health.UNAVAILABLE:
+        elif health == Health.UNAVAILABLE:
             self.report(Loss("the engine says that it is dead: /health answers 5xx", True))
 
-    async def _watch_identity(self, mark: BootMark, on_mark: Callable[[BootMark], None]) -> None:
+    async def _watch_identity(
+        self, mark: BootMark, on_mark: Callable[[BootMark], Awaitable[None]]
+    ) -> None:
         while self._loss is None:
             with anyio.move_on_after(self._rhythm.mark_every_s):
                 await self._look_closer.wait()
@@ -121,4 +117,4 @@ class Watch:
             else:
                 # Untold is the same here: no connection broke since the mark before.
                 mark = later
-                on_mark(later)
+                await on_mark(later)

@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.core.errors import ExitCode
+from sidecar.core.shapes import parse
+from sidecar.settings import describe
+
 ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
 PACKAGE = ROOT / "sidecar"
 LONGEST = 350
 """Lines of a module; past it there are two nouns in it."""
@@ -20,7 +25,7 @@ LAYERS = {
     "core": (("core",), ()),
     "adapters": (("adapters",), ("core",)),
     "simulator": (("simulator",), ("core",)),
-    "conductor": (("warmup", "watch", "search", "rounds"), ("core",)),
+    "conductor": (("warmup", "watch", "search", "attempt", "door"), ("core",)),
     "web": (("web", "exposition"), ("core",)),
     "settings": (("settings",), ("core",)),
     "wiring": (
@@ -201,3 +206,28 @@ def test_the_repository_names_no_machine() -> None:
         text = path.read_text(errors="replace")
         found = machine.search(text)
         assert not found, f"{path.relative_to(ROOT)}: {found and found.group()}"
+
+
+def test_readme_lists_every_setting() -> None:
+    """The README's table of variables is what `settings` knows, word for word."""
+    table = [
+        f"| `{s.name}` | {f'`{s.default}`' if s.default else ''} | {s.text} |" for s in describe()
+    ]
+    missing = [row for row in table if row not in README.splitlines()]
+    assert not missing, "rows of README.md to mend:\n" + "\n".join(missing)
+    named = set(re.findall(r"^\| `(WARMUP_\w+)`", README, re.MULTILINE))
+    assert named == {setting.name for setting in describe()}
+
+
+def test_readme_lists_every_exit_code() -> None:
+    """Scripts branch on them."""
+    named = {int(code) for code in re.findall(r"^\| `?(\d)`? \|", README, re.MULTILINE)}
+    assert named == set(map(int, ExitCode))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "shapes").glob("*.yaml")), ids=lambda p: p.stem)
+def test_shipped_shapes_load(path: Path) -> None:
+    """Whoever names a shipped file gets it, and editors find its schema."""
+    text = path.read_text()
+    assert parse(text, path.name).cells
+    assert text.startswith("# yaml-language-server: $schema=./schema.json"), path.name

@@ -69,10 +69,10 @@ def test_what_belongs_to_an_open_gate_ends_with_it(event):
     """A gate that is shut is neither proven nor adopted, whatever its writer says."""
     gate = Gate("http://engine:8000", at=0.0)
     opened = gate.apply(Event.ADOPTED, at=1.0, proven=True, adopted=True)
-    assert (True, True, True) == (opened.is_ready, opened.proven, opened.adopted)
+    assert (opened.is_ready, opened.proven, opened.adopted) == (True, True, True)
     shut = gate.apply(event, at=2.0, proven=True, adopted=True, reasons=("gone",))
-    assert (False, False, False) == (shut.is_ready, shut.proven, shut.adopted)
-    assert ("gone",) == shut.reasons
+    assert (shut.is_ready, shut.proven, shut.adopted) == (False, False, False)
+    assert shut.reasons == ("gone",)
 
 
 def test_reasons_and_exit_code_belong_to_their_state():
@@ -81,14 +81,14 @@ def test_reasons_and_exit_code_belong_to_their_state():
     failed = gate.apply(Event.GAVE_UP, at=1.0, reasons=("cold",), exit_code=ExitCode.NOT_CONVERGED)
     assert ExitCode.NOT_CONVERGED is failed.exit_code
     warming = gate.apply(Event.FOUND, at=2.0)
-    assert ((), None) == (warming.reasons, warming.exit_code)
+    assert (warming.reasons, warming.exit_code) == ((), None)
 
 
 def test_a_note_leaves_state_and_since_alone():
     """Progress is told without moving the gate."""
     gate = gate_in(State.WARMING)
     noted = gate.note(eta_s=4.0, is_active=True)
-    assert (State.WARMING, 1.0, 4.0) == (noted.state, noted.since, noted.eta_s)
+    assert (noted.state, noted.since, noted.eta_s) == (State.WARMING, 1.0, 4.0)
 
 
 def test_every_new_snapshot_is_heard_once_and_in_order():
@@ -100,4 +100,4 @@ def test_every_new_snapshot_is_heard_once_and_in_order():
     with pytest.raises(IllegalEvent):
         gate.apply(Event.FOUND, at=2.0)
     gate.apply(Event.PASSED, at=3.0)
-    assert [State.WARMING, State.WARMING, State.READY] == [s.state for s in heard]
+    assert [s.state for s in heard] == [State.WARMING, State.WARMING, State.READY]

@@ -1,0 +1,150 @@
+"""One warm-up: waves by the passes' order until nothing is lacking or the budget is spent."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import anyio
+
+from sidecar.core.boot import BootMark
+from sidecar.core.cells import Look
+from sidecar.core.facts import EngineFacts
+from sidecar.core.gate import Gate
+from sidecar.core.passes import Passes, Rest
+from sidecar.core.plan import Plan
+from sidecar.core.results import Outcome, WaveResult
+from sidecar.core.tally import MAX_ROWS, Totals, WaveOutcome, WaveRow, row_of
+from sidecar.core.verdict import Judge, Opening
+from sidecar.watch import Watch
+
+_VERDICT_EVERY_S = 0.25
+"""A grid of a thousand cells is not judged anew after each of its waves, only for the eyes."""
+
+
+class Replay(Protocol):
+    """Sends the waves of one plan to one boot."""
+
+    async def run(self, look: Look) -> WaveResult:
+        """One wave. A failed request is a Result; cancelled, it closes what it had opened."""
+        ...
+
+
+@dataclass(slots=True)
+class Boot:
+    """One life of the engine and what is known of it. Owned by the conductor."""
+
+    facts: EngineFacts
+    mark: BootMark
+    nonce: str
+    plan: Plan | None = None
+    judge: Judge | None = None
+    replay: Replay | None = None
+    opened: Opening | None = None
+    """Set once the gate has been opened on this boot: it needs no second warm-up."""
+    adopted: bool = False
+    attempts: int = 0
+    in_flight: Look | None = None
+    rows: deque[WaveRow] = field(default_factory=lambda: deque(maxlen=MAX_ROWS))
+    rows_dropped: int = 0
+
+    def add(self, row: WaveRow) -> None:
+        self.rows_dropped += len(self.rows) == self.rows.maxlen
+        self.rows.append(row)
+
+    @property
+    def has_evidence(self) -> bool:
+        """A gate never opens on nothing sent."""
+        return any(row.outcome is WaveOutcome.VALID for row in self.rows)
+
+
+class Attempt:
+    """Runs one walk of the passes, and notes on the gate how far it is."""
+
+    def __init__(
+        self,
+        boot: Boot,
+        *,
+        judge: Judge,
+        replay: Replay,
+        passes: Passes,
+        gate: Gate,
+        watch: Watch,
+        utc: Callable[[], float],
+    ) -> None:
+        self._boot = boot
+        self._judge = judge
+        self._replay = replay
+        self._passes = passes
+        self._gate = gate
+        self._watch = watch
+        self._utc = utc
+        self._took_s: dict[Look, float] = {}
+        self._judged_at: float | None = None
+        self._passes_noted = 0
+        self.totals = Totals()
+        """Of this warm-up alone."""
+
+    async def run(self) -> None:
+        """Until the passes have nothing more to send. Raises what the replay raises."""
+        began_at = anyio.current_time()
+        try:
+            while True:
+                step = self._passes.next(anyio.current_time() - began_at)
+                self._note_progress(began_at)
+                if step is None:
+                    break
+                if isinstance(step, Rest):
+                    self._gate.note(reasons=(step.reason,))
+                    await anyio.sleep(step.wait_s)
+                    self._gate.note(reasons=())
+                else:
+                    await self._wave(step)
+        finally:
+            self._gate.note(is_active=False, eta_s=None, warmup_s=anyio.current_time() - began_at)
+        self._gate.note(verdict=self._judge.verdict())
+
+    async def _wave(self, look: Look) -> None:
+        boot, gate = self._boot, self._gate
+        released_at = self._utc()
+        boot.in_flight = look
+        gate.note(is_active=True)
+        wave = await self._replay.run(look)
+        boot.in_flight = None
+        judged = self._judge.feed(wave)
+        boot.add(row_of(judged, at=released_at))
+        self._took_s[look] = self._utc() - released_at
+        self.totals = self.totals.with_wave(judged)
+        gate.note(
+            is_active=False,
+            waves=tuple(boot.rows),
+            waves_dropped=boot.rows_dropped,
+            totals=gate.snapshot.totals.with_wave(judged),
+        )
+        if any(r.outcome in (Outcome.BROKEN, Outcome.HTTP_ERROR) for r in wave.results):
+            # The next wave would only be blamed for an engine that this one may have killed.
+            await self._watch.confirm()
+
+    def _note_progress(self, began_at: float) -> None:
+        now = anyio.current_time()
+        gate, progress = self._gate, self._passes.progress()
+        new_passes = progress.passes - self._passes_noted
+        self._passes_noted = progress.passes
+        self.totals = self.totals.with_passes(new_passes)
+        gate.note(
+            progress=progress,
+            totals=gate.snapshot.totals.with_passes(new_passes),
+            eta_s=self._eta_s(self._judge.lacks(), progress.waves_left),
+            warmup_s=now - began_at,
+        )
+        if self._judged_at is None or now - self._judged_at >= _VERDICT_EVERY_S:
+            self._judged_at = now
+            gate.note(verdict=self._judge.verdict())
+
+    def _eta_s(self, lacking: Sequence[Look], waves_left: int) -> float | None:
+        """As long as the same looks took last time, and the mean for those that had none yet."""
+        if not self._took_s:
+            return None
+        mean_s = sum(self._took_s.values()) / len(self._took_s)
+        known_s = sum(self._took_s.get(look, mean_s) for look in lacking)
+        return known_s + mean_s * max(0, waves_left - len(lacking))

@@ -1,0 +1,35 @@
+"""What the operator decided, as the conductor needs it."""
+
+from dataclasses import dataclass, field
+
+from sidecar.core.cells import Converge
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """How often it is looked, and how late an answer may be (design: a busy API loop is late)."""
+
+    health_every_s: float = 1.0
+    mark_every_s: float = 10.0
+    late_answers: int = 3
+    """Health answers in a row that timed out, and that for at least `late_s`."""
+    late_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the operator decided."""
+
+    url: str
+    sidecar_version: str
+    shapes_digest: str
+    converge: Converge = field(default_factory=Converge)
+    budget_s: float = 600.0
+    max_passes: int = 20
+    open_unproven: bool = True
+    start_deadline_s: float = 3600.0
+    retry_first_s: float = 15.0
+    retry_longest_s: float = 600.0
+    rhythm: Rhythm = field(default_factory=Rhythm)
+    warnings: tuple[str, ...] = ()
+    """About the settings, shown for as long as the sidecar lives."""

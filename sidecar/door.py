@@ -1,0 +1,96 @@
+"""The gate with what hangs on it: the ready file, a line in the log, the warnings.
+
+Only the conductor holds it, so the gate keeps its one writer.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import anyio
+
+from sidecar.core.errors import ExitCode
+from sidecar.core.gate import Event, Gate, Snapshot, State
+from sidecar.core.verdict import Opening
+
+log = logging.getLogger(__name__)
+
+
+class ReadyFile(Protocol):
+    """A file that is there while the gate is open. No method raises."""
+
+    @property
+    def troubles(self) -> tuple[str, ...]: ...
+
+    async def write(self) -> None: ...
+
+    async def remove(self) -> None: ...
+
+
+class Door:
+    """Moves the gate. What comes after `stop` changes nothing any more."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        utc: Callable[[], float],
+        ready_file: ReadyFile | None,
+        on_change: Callable[[Snapshot], None] | None,
+    ) -> None:
+        self._utc = utc
+        self._ready_file = ready_file
+        self.gate = Gate(url, at=utc(), on_change=on_change)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self.gate.snapshot
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """What is wrong with the ready file."""
+        return () if self._ready_file is None else self._ready_file.troubles
+
+    def move(
+        self, event: Event, *, reasons: tuple[str, ...] = (), exit_code: ExitCode | None = None
+    ) -> None:
+        """Any event that does not open."""
+        if self.gate.state is State.STOPPING:
+            return
+        state = self.gate.apply(event, at=self._utc(), reasons=reasons, exit_code=exit_code).state
+        log.info("state=%s event=%s%s", state, event, listed(reasons))
+
+    async def open(self, event: Event, decided: Opening, *, adopted: bool) -> None:
+        """Open, and then show it by the ready file."""
+        if self.gate.state is State.STOPPING:
+            return
+        proven, reasons = decided.proven, decided.reasons
+        self.gate.apply(event, at=self._utc(), reasons=reasons, proven=proven, adopted=adopted)
+        log.info("state=ready event=%s proven=%s%s", event, proven, listed(reasons))
+        if self._ready_file is not None:
+            # Cut off in the middle it could appear after it was removed.
+            with anyio.CancelScope(shield=True):
+                await self._ready_file.write()
+
+    async def remove_ready_file(self) -> None:
+        """After the gate was shut; also at the start: one of an earlier life promises nothing."""
+        if self._ready_file is not None:
+            with anyio.CancelScope(shield=True):
+                await self._ready_file.remove()
+
+    async def stop(self) -> None:
+        """Shut for good."""
+        if self.gate.state is not State.STOPPING:
+            self.move(Event.STOP, reasons=("the sidecar is stopping",))
+        await self.remove_ready_file()
+
+    def tell(self, reasons: tuple[str, ...]) -> None:
+        """Other reasons for the same state."""
+        if self.gate.state is not State.STOPPING and self.snapshot.reasons != reasons:
+            log.info("state=%s%s", self.gate.state, listed(reasons))
+            self.gate.note(reasons=reasons)
+
+
+def listed(reasons: tuple[str, ...]) -> str:
+    """Reasons at the end of a log line."""
+    return f" reasons={'; '.join(reasons)}" if reasons else ""

@@ -1,0 +1,107 @@
+"""Waits for the engine, and tells a boot that is back from a new one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import anyio
+
+from sidecar.core.boot import BootMark, Sameness, Sightings, compare
+from sidecar.core.errors import EngineRejected, EngineUnavailable
+from sidecar.core.facts import EngineFacts
+from sidecar.core.health import Health
+from sidecar.watch import NOT_ONE_ENGINE, Probed, is_telling
+
+_EVERY_S = 1.0
+_MARKS = 3
+"""Marks taken before a new boot is believed: two engines behind one address answer in turn."""
+_MARKS_AFTER_SEVERAL = 6
+_BETWEEN_MARKS_S = 0.2
+
+
+class Learned(Probed, Protocol):
+    """What the search asks of an engine."""
+
+    async def learn(self) -> EngineFacts:
+        """Raises EngineUnavailable, or EngineRejected where something is there and says no."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An engine that answers. `facts` is None where `mark` is of the boot that was known."""
+
+    mark: BootMark
+    facts: EngineFacts | None
+
+
+class Search:
+    """Asks until an engine is there. What it was told last goes to `tell`, each time."""
+
+    def __init__(
+        self,
+        engine: Learned,
+        sightings: Sightings,
+        tell: Callable[[EngineUnavailable, float], None],
+    ) -> None:
+        self._engine = engine
+        self._sightings = sightings
+        self._tell = tell
+        self._saw_several = False
+
+    async def find(self, known: BootMark | None, *, broken: bool) -> Found:
+        """Wait, without end, for an engine. `tell` is given the problem and the seconds waited.
+
+        `known` is the mark of the boot that was lost; `broken` says that its connection broke,
+        so that a boot which can't be told from it counts as new.
+        """
+        began_at = anyio.current_time()
+        while True:
+            health = await self._engine.health()
+            broken = broken or health in (Health.REFUSED, Health.UNAVAILABLE)
+            try:
+                return await self._try(health, known, broken)
+            except EngineUnavailable as problem:
+                self._tell(problem, anyio.current_time() - began_at)
+            await anyio.sleep(_EVERY_S)
+
+    async def _try(self, health: str, known: BootMark | None, broken: bool) -> Found:
+        if health == Health.UP and known is not None and not self._saw_several:
+            mark = await self._telling_mark()
+            several = self._sightings.see(mark, after_break=broken)
+            sameness = Sameness.OTHER if several else compare(known, mark)
+            if sameness is Sameness.SAME or (sameness is Sameness.UNTOLD and not broken):
+                return Found(mark, facts=None)
+            self._saw_several = several
+        facts = await self._engine.learn()
+        mark = await self._one_identity(broken)
+        if health != Health.UP and (health := await self._engine.health()) != Health.UP:
+            raise EngineUnavailable(f"the engine is not up yet: /health is {health}")
+        return Found(mark, facts)
+
+    async def _telling_mark(self) -> BootMark:
+        """An engine that has just come back may be late with its first /metrics."""
+        mark = await self._engine.mark()
+        for _ in range(2):
+            if is_telling(mark):
+                break
+            await anyio.sleep(_BETWEEN_MARKS_S)
+            mark = await self._engine.mark()
+        return mark
+
+    async def _one_identity(self, broken: bool) -> BootMark:
+        """The mark of the one engine that is there. Raises EngineRejected if there are several."""
+        mark = await self._telling_mark()
+        several = self._sightings.see(mark, after_break=broken)
+        for _ in range((_MARKS_AFTER_SEVERAL if self._saw_several else _MARKS) - 1):
+            if not is_telling(mark) or several:
+                break
+            await anyio.sleep(_BETWEEN_MARKS_S)
+            later = await self._engine.mark()
+            if is_telling(later):
+                several = self._sightings.see(later) or compare(mark, later) is Sameness.OTHER
+                mark = later
+        self._saw_several = several
+        if several:
+            raise EngineRejected(NOT_ONE_ENGINE)
+        return mark
