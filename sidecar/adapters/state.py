@@ -1,0 +1,180 @@
+"""The state folder: the verdict that outlives the sidecar, the last report, the history.
+
+Every file is replaced as a whole, bounded when read, and set aside when damaged. Once the sidecar
+runs, nothing here is fatal: what goes wrong is logged and told in `troubles`.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from anyio import to_thread
+
+from sidecar.adapters.atomic import write_atomically
+from sidecar.core import kept as kept_form
+from sidecar.core import report as report_form
+from sidecar.core.boot import BootMark
+from sidecar.core.errors import ConfigError
+from sidecar.core.kept import Kept
+from sidecar.core.report import Report
+
+log = logging.getLogger(__name__)
+
+VERDICT = "verdict.json"
+MARK = "mark.json"
+"""A newer mark of the verdict's boot, apart from it: it is written every few seconds."""
+LAST_REPORT = "last-report.json"
+HISTORY = "history.jsonl"
+
+MAX_FILE_BYTES = 32 << 20
+"""A thousand cells with two thousand waves make a report of about 2 MB."""
+MAX_HISTORY_BYTES = 4 << 20
+"""A grid of twenty cells leaves about 10 kB a run; the older half goes when it is full."""
+
+
+class StateDir:
+    """One folder, one sidecar."""
+
+    def __init__(self, folder: Path) -> None:
+        """Makes the folder and tries to write into it. Raises ConfigError when it can't."""
+        self._folder = folder
+        self._troubles: dict[str, str] = {}
+        self._kept: Kept | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / ".writable", "")
+            (folder / ".writable").unlink()
+        except OSError as problem:
+            raise ConfigError(
+                f"the state folder {folder} can't be written ({problem.strerror}): set "
+                "WARMUP_STATE_DIR to a folder that this user may write to"
+            ) from problem
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """One sentence for each file that could not be read or written the last time."""
+        return tuple(self._troubles.values())
+
+    async def load(self) -> Kept | None:
+        """The kept verdict with the newest mark of its boot; None where there is none."""
+        return await to_thread.run_sync(self._load)
+
+    async def keep(self, kept: Kept) -> None:
+        """From now on the verdict of this boot."""
+        self._kept = kept
+        await to_thread.run_sync(self._keep, kept)
+
+    async def refresh(self, mark: BootMark) -> None:
+        """A newer mark of the boot whose verdict is kept."""
+        if self._kept is not None:
+            await to_thread.run_sync(self._refresh, self._kept.nonce, mark)
+
+    async def add_report(self, report: Report) -> None:
+        """It becomes the last report, and without its waves a line of the history."""
+        await to_thread.run_sync(self._add_report, report)
+
+    def _load(self) -> Kept | None:
+        path = self._folder / VERDICT
+        text = self._read(path)
+        if text is None:
+            return None
+        try:
+            kept = kept_form.from_json(text)
+        except ValueError as problem:
+            self._set_aside(path, str(problem))
+            return None
+        self._kept = kept = self._with_newest_mark(kept)
+        return kept
+
+    def _with_newest_mark(self, kept: Kept) -> Kept:
+        path = self._folder / MARK
+        text = self._read(path)
+        if text is None:
+            return kept
+        try:
+            stored = json.loads(text)
+            if stored["nonce"] != kept.nonce:
+                return kept
+            return replace(kept, boot=BootMark.from_json(stored["mark"]))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
+            self._set_aside(path, str(problem))
+            return kept
+
+    def _keep(self, kept: Kept) -> None:
+        self._write(self._folder / VERDICT, lambda: kept_form.to_json(kept))
+
+    def _refresh(self, nonce: str, mark: BootMark) -> None:
+        text = json.dumps({"nonce": nonce, "mark": mark.to_json()})
+        self._write(self._folder / MARK, lambda: text)
+
+    def _add_report(self, report: Report) -> None:
+        self._write(self._folder / LAST_REPORT, lambda: report_form.to_json(report, indent=2))
+        line = report_form.to_json(replace(report, waves=())) + "\n"
+        path = self._folder / HISTORY
+        try:
+            if path.exists() and path.stat().st_size + len(line) > MAX_HISTORY_BYTES:
+                lines = path.read_text("utf-8", "replace").splitlines(keepends=True)
+                write_atomically(path, "".join(lines[len(lines) // 2 :]))
+                log.info("history: the older half, %d runs, dropped", len(lines) // 2)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(line)
+            self._troubles.pop(path.name, None)
+        except OSError as problem:
+            self._trouble(path, f"can't be written: {problem.strerror}")
+
+    def _read(self, path: Path) -> str | None:
+        try:
+            if path.stat().st_size > MAX_FILE_BYTES:
+                self._set_aside(path, f"more than {MAX_FILE_BYTES >> 20} MiB")
+                return None
+            return path.read_text("utf-8")
+        except FileNotFoundError:
+            return None
+        except UnicodeDecodeError:
+            self._set_aside(path, "not UTF-8")
+        except OSError as problem:
+            self._trouble(path, f"can't be read: {problem.strerror}")
+        return None
+
+    def _write(self, path: Path, content: Callable[[], str]) -> None:
+        try:
+            write_atomically(path, content())
+            self._troubles.pop(path.name, None)
+        except OSError as problem:
+            self._trouble(path, f"can't be written: {problem.strerror}")
+
+    def _set_aside(self, path: Path, why: str) -> None:
+        aside = path.with_name(f"{path.name}.damaged")
+        try:
+            path.replace(aside)
+            self._trouble(path, f"is damaged ({why}) and was set aside as {aside.name}")
+        except OSError as problem:
+            self._trouble(path, f"is damaged ({why}) and can't be moved: {problem.strerror}")
+
+    def _trouble(self, path: Path, what: str) -> None:
+        self._troubles[path.name] = sentence = f"state: {path} {what}"
+        log.warning("%s", sentence)
+
+
+def last_report(folder: Path) -> Report:
+    """The report of the last run, for `vllm-warmup report`. Raises ConfigError, one sentence."""
+    path = folder / LAST_REPORT
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(
+                f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB: no report of ours"
+            )
+        text = path.read_text("utf-8")
+    except FileNotFoundError as problem:
+        raise ConfigError(
+            f"no report in {folder}: set WARMUP_STATE_DIR to the folder that the sidecar was "
+            "given, and let one warm-up end"
+        ) from problem
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"{path} can't be read: {problem}") from problem
+    try:
+        return report_form.from_json(text)
+    except ConfigError as problem:
+        raise ConfigError(f"{path}: {problem}") from problem
