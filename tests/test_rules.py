@@ -57,7 +57,7 @@ ONLY_HERE = {
     "yaml": ("core", "settings", "simulator"),
     "rich": ("cli*",),
     "argparse": ("cli*", "simulator"),
-    "time": ("adapters", "warmup", "watch", "search", "rounds", "simulator"),
+    "time": ("adapters", "warmup", "attempt", "search", "watch", "simulator"),
     "datetime.now": ("adapters", "warmup", "watch", "wiring", "simulator"),
     "print": ("cli*", "check", "simulator"),
 }

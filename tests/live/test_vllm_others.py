@@ -13,6 +13,14 @@ converge: {floor_s: 0.3}
 """
 
 
+LONGEST = MAX_MODEL_LEN - 9
+"""R4 raises the output tokens: eight more than the steps of the prefill."""
+CHAT = "\n".join(
+    f"  - {{concurrency: 1, prompt_tokens: {tokens}, output_tokens: 1, variant: chat}}"
+    for tokens in (29, 30, 31, 100, 255, 256, 1001, 5000)
+)
+
+
 def test_user_traffic_is_named_and_then_forgotten(real_vllm: VllmServer, tmp_path: Path) -> None:
     """While others use the engine the verdict is unknown and says so; once they stop, it opens."""
     with Traffic(real_vllm.url) as traffic:
@@ -54,11 +62,3 @@ converge: {{floor_s: 0.3}}
     assert {wave["outcome"] for wave in waves} == {"valid"}, [w for w in waves if w["because"]]
     lengths = {cell["cell"]["prompt_tokens"] for cell in done.json["verdict"]["cells"]}
     assert {1, 17, 29, 1001, LONGEST} <= lengths
-
-
-LONGEST = MAX_MODEL_LEN - 9
-"""R4 raises the output tokens: eight more than the steps of the prefill."""
-CHAT = "\n".join(
-    f"  - {{concurrency: 1, prompt_tokens: {tokens}, output_tokens: 1, variant: chat}}"
-    for tokens in (29, 30, 31, 100, 255, 256, 1001, 5000)
-)
