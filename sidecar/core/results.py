@@ -75,7 +75,8 @@ class WaveResult:
     look: Look
     results: tuple[Result, ...]
     spread_s: float
-    """From the first to the last body of the wave written."""
+    """From the first to the last body written of those let go together: with `held` the whole
+    wave, with `led` the rest."""
     took_s: float
     """From the release to the last byte of the last stream."""
     at_s: float
