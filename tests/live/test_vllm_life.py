@@ -69,8 +69,8 @@ def test_gate_opens_with_proof(pair: Pair) -> None:
     assert ready["engine"]["url"] == pair.engine.url
     assert ready["engine"]["model"] == "tiny"
     assert ready["engine"]["version"] == pair.engine.version
-    calls = {cell["call"] for cell in cells(pair.sidecar.report())}
-    assert calls == {"warm"}
+    calls = {(c["cell"]["role"], c["call"]) for c in cells(pair.sidecar.report())}
+    assert calls == {("grid", "warm"), ("high_water", "passed")}
 
 
 def test_first_wave_is_seen_cold_and_no_later_one(pair: Pair) -> None:
@@ -107,7 +107,8 @@ def test_held_waves_share_one_step(pair: Pair) -> None:
 
 def test_table_holds_for_a_user(pair: Pair) -> None:
     """What the report calls warm is what a user gets now, cell by cell."""
-    single = [c for c in cells(pair.sidecar.report()) if c["cell"]["concurrency"] == 1]
+    grid = [c for c in cells(pair.sidecar.report()) if c["cell"]["role"] == "grid"]
+    single = [c for c in grid if c["cell"]["concurrency"] == 1]
     assert single
     for cell in single:
         told = cell["figures"][0]["baseline_f_s"]
