@@ -134,4 +134,5 @@ class ChatVariant(_Common):
 
 def fields_of(variant: CompletionsVariant | ChatVariant) -> dict[str, Any]:
     """What goes into the body: the fields that the file names, and no defaults."""
-    return variant.model_dump(by_alias=True, exclude_unset=True, exclude={"endpoint"})
+    named = variant.model_dump(by_alias=True, exclude_unset=True, exclude={"endpoint"})
+    return {name: value for name, value in named.items() if value is not None}
