@@ -1,0 +1,133 @@
+"""Snapshot → Prometheus text. A collector over one frozen value; nothing is kept between scrapes.
+
+Cells come from the shapes file, so their labels are bounded by it. A figure that isn't there has
+no sample: it never reads as zero.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from sidecar import __version__
+from sidecar.core.gate import Snapshot, State
+from sidecar.core.results import Outcome
+from sidecar.core.tally import WaveOutcome
+from sidecar.core.verdict import Call, GridVerdict
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+
+def render(snapshot: Snapshot) -> bytes:
+    """The page of /metrics for one snapshot."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(snapshot))
+    return generate_latest(registry)
+
+
+class _Families(Collector):
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        yield from _state(self._snapshot)
+        yield from _sent(self._snapshot)
+        if self._snapshot.verdict is not None:
+            yield from _cells(self._snapshot.verdict)
+
+
+def _state(snapshot: Snapshot) -> Iterator[Metric]:
+    facts = snapshot.engine
+    yield InfoMetricFamily(
+        "warmup",
+        "The sidecar and the engine that it warms.",
+        {
+            "version": __version__,
+            "engine_url": snapshot.url,
+            "engine_version": (facts and facts.version) or "",
+            "model": (facts and facts.model) or "",
+        },
+    )
+    state = GaugeMetricFamily("warmup_state", "1 for the state of now.", labels=["state"])
+    for one in State:
+        state.add_metric([one], float(one is snapshot.state))
+    yield state
+    yield _flag("warmup_ready", "1 while the gate is open.", snapshot.is_ready)
+    yield _flag("warmup_proven", "1 while the gate is open on full evidence.", snapshot.proven)
+    yield _flag(
+        "warmup_adopted",
+        "1 while the gate is open on a verdict from before the sidecar's restart.",
+        snapshot.adopted,
+    )
+    yield _flag("warmup_active", "1 while a wave is being sent.", snapshot.is_active)
+    if snapshot.warmup_s is not None:
+        yield GaugeMetricFamily(
+            "warmup_duration_seconds",
+            "How long the running warm-up has taken, or the last one took.",
+            value=snapshot.warmup_s,
+        )
+
+
+def _flag(name: str, text: str, value: bool) -> Metric:
+    return GaugeMetricFamily(name, text, value=float(value))
+
+
+def _sent(snapshot: Snapshot) -> Iterator[Metric]:
+    totals = snapshot.totals
+    yield CounterMetricFamily(
+        "warmup_engine_boots", "Lives of the engine that were seen.", value=totals.boots
+    )
+    yield CounterMetricFamily(
+        "warmup_passes", "Walks over the cells that needed a wave.", value=totals.passes
+    )
+    yield _counted(
+        "warmup_waves",
+        "Waves by how they ended.",
+        ((one, totals.waves.get(one, 0)) for one in WaveOutcome),
+    )
+    yield _counted(
+        "warmup_requests",
+        "Requests by how they ended, plugs included.",
+        ((one, totals.requests.get(one, 0)) for one in Outcome),
+    )
+    yield CounterMetricFamily(
+        "warmup_sent_prompt_tokens",
+        "Prompt tokens that the engine took from the sidecar.",
+        value=totals.prompt_tokens,
+    )
+    yield CounterMetricFamily(
+        "warmup_sent_output_tokens",
+        "Output tokens that the engine made for the sidecar.",
+        value=totals.output_tokens,
+    )
+
+
+def _counted(name: str, text: str, counts: Iterable[tuple[str, int]]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=["outcome"])
+    for outcome, count in counts:
+        family.add_metric([outcome], count)
+    return family
+
+
+def _cells(verdict: GridVerdict) -> Iterator[Metric]:
+    cells = GaugeMetricFamily("warmup_cells", "Cells by verdict.", labels=["verdict"])
+    for call in Call:
+        cells.add_metric([call], sum(cell.call is call for cell in verdict.cells))
+    yield cells
+    first = GaugeMetricFamily(
+        "warmup_first_token_seconds",
+        "First token of the slowest request of a wave: the first wave's, the best, the last's.",
+        labels=["cell", "gait", "figure"],
+    )
+    for cell in verdict.cells:
+        for figures in cell.figures:
+            for figure, value in (
+                ("first", figures.first_f_s),
+                ("baseline", figures.baseline_f_s),
+                ("last", figures.last_f_s),
+            ):
+                if value is not None:
+                    first.add_metric([cell.cell.id, figures.gait, figure], value)
+    yield first

@@ -1,0 +1,290 @@
+"""The sidecar over HTTP: probes, status, metrics. Reads snapshots; no route changes anything."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import FastAPI, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from sidecar import __version__
+from sidecar.core.gate import Snapshot, State
+from sidecar.core.tally import Totals, WaveOutcome, WaveRow
+from sidecar.core.verdict import Call, CellVerdict, GaitFigures, Standing
+
+_FRESH = {"Cache-Control": "no-store"}
+"""A probe through a proxy must not meet yesterday's answer."""
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(from_attributes=True, frozen=True)
+
+
+class Alive(_Body):
+    """The process lives."""
+
+    status: str = "ok"
+    version: str = __version__
+
+
+class Progress(_Body):
+    """How far the running warm-up is, or how far the last one came."""
+
+    cells_done: int
+    cells_total: int
+    passes: int = Field(serialization_alias="pass", description="The pass of now, from 1.")
+    eta_s: float | None = Field(description="Seconds still needed as far as known; null: unknown.")
+
+
+class Engine(_Body):
+    """The engine, as far as it is known."""
+
+    url: str
+    version: str | None
+    model: str | None
+
+
+class Boot(_Body):
+    """The life of the engine that all of this is about."""
+
+    number: int = Field(description="Lives seen since the sidecar started.")
+    started: datetime | None = Field(description="Start of its process; null where it isn't told.")
+    nonce: str = Field(description="Stands in every request id that was sent to it.")
+
+
+class Ready(_Body):
+    """The gate. `ready` and the HTTP status say the same."""
+
+    state: State
+    ready: bool
+    proven: bool
+    adopted: bool
+    reasons: tuple[str, ...]
+    warnings: tuple[str, ...]
+    progress: Progress | None
+    engine: Engine
+    boot: Boot | None
+    since: datetime
+
+
+class Facts(_Body):
+    """What was learned of the engine; null: it could not be learned."""
+
+    models: tuple[str, ...]
+    max_model_len: int | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    kv_cache_tokens: int | None
+    vocab_size: int | None
+    ranks: int | None
+    speculation: bool | None
+    draft_tokens: int | None
+    capture_sizes: tuple[int, ...] | None
+    sources: Mapping[str, str] = Field(description="Where each of them came from.")
+
+
+class Wave(_Body):
+    """One wave. F: slowest first token from the release; G: worst gap after the last of them."""
+
+    gait: str
+    at: datetime
+    outcome: WaveOutcome
+    because: tuple[str, ...]
+    shown: bool
+    f_s: float | None
+    g_s: float
+    took_s: float
+    spread_s: float
+    requests: int
+
+
+class CellStatus(_Body):
+    """One cell, its verdict, and every wave of it on this boot."""
+
+    id: str
+    concurrency: int
+    prompt_tokens: int
+    output_tokens: int
+    variant: str
+    endpoint: str
+    role: str
+    verdict: Call
+    standing: Standing
+    reasons: tuple[str, ...]
+    resolution_s: float | None
+    figures: tuple[GaitFigures, ...]
+    waves: tuple[Wave, ...]
+
+
+class Status(Ready):
+    """All there is to see."""
+
+    version: str = __version__
+    facts: Facts | None
+    verdict: Call | None
+    evidence: str | None
+    resolution_s: float | None
+    cells: tuple[CellStatus, ...]
+    waves_dropped: int
+    totals: Totals
+    warmup_s: float | None
+    active: bool
+
+
+def create_app(snapshot_of_now: Callable[[], Snapshot]) -> FastAPI:
+    """The app around whoever has the snapshot."""
+    app = FastAPI(
+        title="vLLM warm-up sidecar",
+        version=__version__,
+        summary="Opens its gate when the declared grid of a vLLM server is warm.",
+        docs_url=None,
+        redoc_url=None,
+    )
+
+    def get(path: str, **route: Any) -> Callable[[Callable[..., Any]], None]:
+        """GET and HEAD: load balancers probe with either."""
+
+        def add(handler: Callable[..., Any]) -> None:
+            app.get(path, **route)(handler)
+            app.head(path, include_in_schema=False, response_model=None)(handler)
+
+        return add
+
+    @get("/health", response_model=Alive)
+    async def health() -> Alive:
+        """200 while the process lives: for liveness probes."""
+        return Alive()
+
+    @get("/startup", response_model=Alive)
+    async def startup() -> Alive:
+        """200 once configuration and server are good; it never waits for the engine."""
+        return Alive()
+
+    shut = {503: {"model": Ready, "description": "The gate is shut, and why."}}
+
+    @get("/ready", response_model=Ready, responses=shut)
+    async def ready(response: Response) -> Ready:
+        """200 while the gate is open, else 503: for readiness probes."""
+        snapshot = snapshot_of_now()
+        response.status_code = 200 if snapshot.is_ready else 503
+        response.headers.update(_FRESH)
+        return Ready(**_gate(snapshot))
+
+    # Large grids take their time: these two are plain functions and run in a thread.
+    @get("/status", response_model=Status)
+    def status(response: Response) -> Status:
+        """The full snapshot: every cell with its waves."""
+        response.headers.update(_FRESH)
+        return status_of(snapshot_of_now())
+
+    @get("/metrics", response_class=Response, responses=_METRICS)
+    def metrics() -> Response:
+        """For Prometheus."""
+        from sidecar.exposition import CONTENT_TYPE, render
+
+        return Response(render(snapshot_of_now()), headers={"Content-Type": CONTENT_TYPE})
+
+    return app
+
+
+_METRICS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Prometheus text",
+        "content": {"text/plain": {"schema": {"type": "string"}}},
+    }
+}
+
+
+def _gate(snapshot: Snapshot) -> dict[str, Any]:
+    facts, progress, boot = snapshot.engine, snapshot.progress, snapshot.boot
+    started = None if boot is None else boot.process_start_s
+    return {
+        "state": snapshot.state,
+        "ready": snapshot.is_ready,
+        "proven": snapshot.proven,
+        "adopted": snapshot.adopted,
+        "reasons": snapshot.reasons,
+        "warnings": snapshot.warnings,
+        "progress": None
+        if progress is None
+        else Progress(
+            cells_done=progress.cells_done,
+            cells_total=progress.cells_total,
+            passes=progress.passes,
+            eta_s=snapshot.eta_s,
+        ),
+        "engine": Engine(
+            url=snapshot.url,
+            version=None if facts is None else facts.version,
+            model=None if facts is None else facts.model,
+        ),
+        "boot": None
+        if boot is None
+        else Boot(
+            number=snapshot.totals.boots,
+            started=None if started is None else _moment(started),
+            nonce=snapshot.nonce or "",
+        ),
+        "since": _moment(snapshot.since),
+    }
+
+
+def status_of(snapshot: Snapshot) -> Status:
+    """The body of /status."""
+    rows: defaultdict[str, list[Wave]] = defaultdict(list)
+    for row in snapshot.waves:
+        rows[row.cell].append(_wave(row))
+    verdict = snapshot.verdict
+    return Status(
+        **_gate(snapshot),
+        facts=None if snapshot.engine is None else Facts.model_validate(snapshot.engine),
+        verdict=None if verdict is None else verdict.call,
+        evidence=None if verdict is None else verdict.evidence,
+        resolution_s=None if verdict is None else verdict.resolution_s,
+        cells=()
+        if verdict is None
+        else tuple(_cell(cell, tuple(rows[cell.cell.id])) for cell in verdict.cells),
+        waves_dropped=snapshot.waves_dropped,
+        totals=snapshot.totals,
+        warmup_s=snapshot.warmup_s,
+        active=snapshot.is_active,
+    )
+
+
+def _cell(judged: CellVerdict, waves: tuple[Wave, ...]) -> CellStatus:
+    cell = judged.cell
+    return CellStatus(
+        id=cell.id,
+        concurrency=cell.concurrency,
+        prompt_tokens=cell.prompt_tokens,
+        output_tokens=cell.output_tokens,
+        variant=cell.variant.name,
+        endpoint=cell.variant.endpoint,
+        role=cell.role,
+        verdict=judged.call,
+        standing=judged.standing,
+        reasons=judged.reasons,
+        resolution_s=judged.resolution_s,
+        figures=judged.figures,
+        waves=waves,
+    )
+
+
+def _wave(row: WaveRow) -> Wave:
+    return Wave(
+        gait=row.gait,
+        at=_moment(row.at),
+        outcome=row.outcome,
+        because=row.because,
+        shown=row.shown,
+        f_s=row.f_s,
+        g_s=row.g_s,
+        took_s=row.took_s,
+        spread_s=row.spread_s,
+        requests=row.requests,
+    )
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,254 @@
+"""Builds everything: the only place that knows all classes. `serve` and `once` stand on it."""
+
+import logging
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+
+import anyio
+import uvicorn
+from anyio.abc import TaskGroup
+
+from sidecar import __version__
+from sidecar.adapters.engine import Engine
+from sidecar.adapters.readyfile import ReadyFile
+from sidecar.adapters.state import StateDir
+from sidecar.attempt import Replay
+from sidecar.core.errors import ConfigError, ExitCode
+from sidecar.core.gate import Snapshot, State
+from sidecar.core.plan import Plan, expand
+from sidecar.core.policy import Policy, Rhythm
+from sidecar.core.report import Report
+from sidecar.core.shapes import OnUnproven, Shapes
+from sidecar.settings import Settings
+from sidecar.warmup import Conductor
+
+log = logging.getLogger(__name__)
+
+MAX_BOOTS_ONCE = 3
+"""`once` gives up on an engine that keeps restarting while it is warmed."""
+
+_GRACE_S = 1
+"""For answers that are being written when the server stops."""
+
+NO_STATE = "WARMUP_STATE_DIR is not set: a restart of the sidecar warms the engine again"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What `once` ended with. `report` is None where no warm-up came to a verdict."""
+
+    exit_code: int
+    """An ExitCode, or 128 + the number of the signal that ended it."""
+    reasons: tuple[str, ...]
+    report: Report | None
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What was built for one run."""
+
+    engine: Engine
+    conductor: Conductor
+
+
+def build(
+    settings: Settings,
+    shapes: Shapes,
+    *,
+    on_change: Callable[[Snapshot], None] | None = None,
+    rhythm: Rhythm | None = None,
+    uses_ready_file: bool = True,
+) -> Parts:
+    """All adapters and the conductor. Raises ConfigError where a setting can't be used."""
+    key = settings.api_key
+    ca_file = settings.tls_ca_file
+    store = None if settings.state_dir is None else StateDir(settings.state_dir)
+    with_file = settings.ready_file is not None and uses_ready_file
+    ready_file = ReadyFile(settings.ready_file) if with_file and settings.ready_file else None
+    engine = Engine(
+        settings.engine_url,
+        api_key=None if key is None else key.get_secret_value(),
+        model=settings.model,
+        tls_ca_file=None if ca_file is None else str(ca_file),
+        tls_verify=settings.tls_verify,
+    )
+    policy = Policy(
+        url=settings.engine_url,
+        sidecar_version=__version__,
+        shapes_digest=shapes.digest,
+        converge=shapes.converge,
+        budget_s=shapes.budget.total_s,
+        max_passes=shapes.budget.passes,
+        open_unproven=shapes.on_unproven is OnUnproven.OPEN,
+        start_deadline_s=settings.start_deadline_s,
+        rhythm=rhythm or Rhythm(),
+        warnings=() if store is not None else (NO_STATE,),
+    )
+    conductor = Conductor(
+        policy,
+        engine=engine,
+        plan_for=partial(expand, shapes),
+        replay_for=partial(_replay, engine, shapes.budget.request_timeout_s),
+        utc=lambda: datetime.now(UTC).timestamp(),
+        nonce=_nonces(settings.seed),
+        store=store,
+        ready_file=ready_file,
+        on_change=on_change,
+    )
+    return Parts(engine, conductor)
+
+
+def _replay(engine: Engine, request_timeout_s: float, plan: Plan, nonce: str) -> Replay:
+    # Only waves need these: `serve` answers its first probe before they are imported.
+    from sidecar.adapters.replay import Replay as Waves
+    from sidecar.core.pacing import Pacer
+
+    return Waves(engine, plan.facts, Pacer(plan), nonce, request_timeout_s=request_timeout_s)
+
+
+def _nonces(seed: int | None) -> Callable[[], str]:
+    """A nonce for each boot: of the seed where one is set, so that a run can be repeated."""
+    if seed is None:
+        return lambda: secrets.token_hex(4)
+    numbers = iter(range(1, 2**63))
+    return lambda: f"{seed:x}.{next(numbers)}"
+
+
+async def serve(
+    settings: Settings,
+    shapes: Shapes,
+    *,
+    rhythm: Rhythm | None = None,
+    on_listening: Callable[[int], None] | None = None,
+) -> int:
+    """Run until SIGTERM or SIGINT: the gate is shut first, then all else ends; 0.
+
+    `on_listening` is given the port once it is bound. Raises ConfigError before anything runs.
+    """
+    from sidecar.web import create_app
+
+    parts = build(settings, shapes, rhythm=rhythm)
+    listener = _listen(settings.host, settings.port)
+    server = _Server(
+        uvicorn.Config(
+            create_app(lambda: parts.conductor.snapshot),
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=_GRACE_S,
+        )
+    )
+    port = listener.getsockname()[1]
+    log.info("listening on %s port %d", settings.host, port)
+    if on_listening is not None:
+        on_listening(port)
+
+    async def stop_at_signal(group: TaskGroup) -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                log.info("signal=%s: shutting the gate", signal.Signals(number).name)
+                await parts.conductor.stop()
+                server.should_exit = True
+                group.cancel_scope.cancel()
+                return
+
+    try:
+        async with anyio.create_task_group() as whole:
+            whole.start_soon(server.serve, [listener])
+            async with anyio.create_task_group() as group:
+                group.start_soon(stop_at_signal, group)
+                group.start_soon(parts.conductor.run)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await parts.conductor.stop()
+            await parts.engine.aclose()
+        listener.close()
+    return ExitCode.WARM
+
+
+async def once(
+    settings: Settings,
+    shapes: Shapes,
+    *,
+    show: Callable[[Snapshot], None] | None = None,
+    rhythm: Rhythm | None = None,
+) -> Outcome:
+    """Warm one engine and end. `show` is given each snapshot. Raises ConfigError at the start.
+
+    Ends with the first verdict, at the start deadline, or at a signal (128 + its number). The
+    ready file, where one is set, stays behind an engine that was found warm.
+    """
+    ended = anyio.Event()
+
+    def on_change(snapshot: Snapshot) -> None:
+        if show is not None:
+            show(snapshot)
+        is_settled = snapshot.state in (State.READY, State.FAILED)
+        if is_settled or snapshot.totals.boots > MAX_BOOTS_ONCE:
+            ended.set()
+
+    parts = build(settings, shapes, on_change=on_change, rhythm=rhythm)
+    conductor = parts.conductor
+    stopped_by: list[int] = []
+
+    async def stop_at_signal() -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                await conductor.stop()
+                stopped_by.append(number)
+                ended.set()
+                return
+
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(stop_at_signal)
+            group.start_soon(conductor.run)
+            await ended.wait()
+            group.cancel_scope.cancel()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await parts.engine.aclose()
+    if stopped_by:
+        name = signal.Signals(stopped_by[0]).name
+        return Outcome(128 + stopped_by[0], (f"ended by {name}",), conductor.report)
+    return _outcome(conductor)
+
+
+def _outcome(conductor: Conductor) -> Outcome:
+    snapshot = conductor.snapshot
+    if snapshot.is_ready:
+        return Outcome(ExitCode.WARM, snapshot.reasons, conductor.report)
+    code, reasons = snapshot.exit_code, snapshot.reasons
+    if code is None:
+        code = ExitCode.ENGINE_UNAVAILABLE
+        reasons = (*reasons, f"the engine was lost {MAX_BOOTS_ONCE} times while it was warmed")
+    return Outcome(code, reasons, conductor.report)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """The bound socket of the server. Raises ConfigError with one sentence."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as problem:
+        raise ConfigError(
+            f"can't listen on {host} port {port} ({problem.strerror or problem}): set WARMUP_PORT "
+            "or WARMUP_HOST to one that is free"
+        ) from problem
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals to `serve`, which has a gate to shut before the server stops."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
