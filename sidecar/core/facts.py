@@ -128,7 +128,8 @@ def from_server_info(facts: EngineFacts, body: object) -> EngineFacts:
     stays as it was.
     """
     speculative = _dig(body, "vllm_config", "speculative_config")
-    is_config = isinstance(_dig(body, "vllm_config"), dict)
+    config = _dig(body, "vllm_config")
+    is_told = isinstance(config, dict) and "speculative_config" in config
     sizes = _dig(body, "vllm_config", "compilation_config", "cudagraph_capture_sizes")
     hf = _dig(body, "vllm_config", "model_config", "hf_text_config") or _dig(
         body, "vllm_config", "model_config", "hf_config"
@@ -143,8 +144,8 @@ def from_server_info(facts: EngineFacts, body: object) -> EngineFacts:
         ),
         max_model_len=integer(_dig(body, "vllm_config", "model_config", "max_model_len")),
         vocab_size=integer(_dig(hf, "vocab_size")),
-        speculation=None if not is_config else speculative is not None,
-        draft_tokens=(0 if speculative is None else k) if is_config else None,
+        speculation=None if not is_told else speculative is not None,
+        draft_tokens=(0 if speculative is None else k) if is_told else None,
         capture_sizes=tuple(sizes)
         if isinstance(sizes, list) and all(integer(size) is not None for size in sizes)
         else None,

@@ -90,7 +90,7 @@ _OTHERS = (
 )
 _SAMPLE = re.compile(
     r"^(?:vllm:(" + "|".join([*_COUNTERS, *_OTHERS]) + r")|(process_start_time_seconds))"
-    r'(?:\{([^"}]*(?:"(?:[^"\\\n]|\\.)*"[^"}\n]*)*)\})?[ \t]+([^ \t\r\n]+)',
+    r'(?:\{([^"}\n]*(?:"(?:[^"\\\n]|\\.)*"[^"}\n]*)*)\})?[ \t]+([^ \t\r\n]+)',
     re.MULTILINE,
 )
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
