@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from tests.live.process import Process, free_port
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,8 @@ class Sidecar:
         self._shapes = folder / "shapes.yaml"
         self._shapes.write_text(shapes)
         self._log = folder / "sidecar.log"
-        self._port = _free_port()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._port = free_port()
+        self._process: Process | None = None
         self._settings = {
             "WARMUP_ENGINE_URL": engine_url,
             "WARMUP_SHAPES": str(self._shapes),
@@ -79,27 +80,15 @@ class Sidecar:
 
     def start(self) -> None:
         assert self._process is None, "the sidecar runs already"
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "sidecar", "serve"],
-                env=environment(self._settings),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        command = (sys.executable, "-m", "sidecar", "serve")
+        self._process = Process(command, self._log, env=environment(self._settings))
         self.wait_until("it answers", lambda: self.ready() is not None, limit_s=20)
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> int:
-        """Its exit status; raises subprocess.TimeoutExpired after ten seconds."""
+        """Its exit status."""
         process, self._process = self._process, None
         assert process is not None, "the sidecar was not started"
-        process.send_signal(how)
-        try:
-            return process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
-            raise
+        return process.end(how, limit_s=10)
 
     def ready(self) -> dict[str, Any] | None:
         """The body of /ready, whatever its status; None while nothing answers."""
@@ -133,7 +122,7 @@ class Sidecar:
             with suppress(KeyError):
                 if is_so():
                     return
-            ended = self._process is not None and self._process.poll() is not None
+            ended = self._process is not None and self._process.code is not None
             if ended or time.monotonic() > until:
                 tail = "\n".join(self.log.splitlines()[-20:])
                 raise AssertionError(
@@ -154,9 +143,3 @@ class Sidecar:
     ) -> None:
         if self._process is not None:
             self.end()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -11,18 +11,17 @@ at start, so that every start is cold again.
 
 import os
 import signal
-import socket
-import subprocess
 import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from tests.live.process import Process, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = Path(os.environ.get("WARMUP_TEST_VLLM", ROOT / ".vllm"))
@@ -91,8 +90,8 @@ class VllmServer:
         self.api_key = api_key
         self.log_path = folder / "vllm.log"
         self._folder = folder
-        self._port = _free_port()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._port = free_port()
+        self._process: Process | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._command = [
             *(str(installation.python), "-m", "vllm.entrypoints.cli.main", "serve"),
@@ -127,16 +126,12 @@ class VllmServer:
         assert self._process is None, "the server runs already"
         # short: Unix sockets are made in it, whose paths may have 107 bytes at most
         self._scratch = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                env=self._environment(Path(self._scratch.name)),
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self._process = Process(
+            self._command,
+            self.log_path,
+            env=self._environment(Path(self._scratch.name)),
+            cwd=self._folder,
+        )
         if wait:
             try:
                 self.wait_healthy(limit_s)
@@ -149,8 +144,8 @@ class VllmServer:
         assert self._process is not None, "the server was not started"
         until = time.monotonic() + limit_s
         while time.monotonic() < until:
-            if self._process.poll() is not None:
-                raise AssertionError(f"vLLM ended with {self._process.returncode}\n{self._tail()}")
+            if self._process.code is not None:
+                raise AssertionError(f"vLLM ended with {self._process.code}\n{self._tail()}")
             if self._answers():
                 return
             time.sleep(0.2)
@@ -175,18 +170,10 @@ class VllmServer:
         process, self._process = self._process, None
         if process is None:
             return
-        try:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, how)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(limit_s)
-        finally:
-            with suppress(ProcessLookupError):  # the leader is gone, a child may not be
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10.0)
-            if self._scratch is not None:
-                self._scratch.cleanup()
-                self._scratch = None
+        process.end(how, limit_s=limit_s)
+        if self._scratch is not None:
+            self._scratch.cleanup()
+            self._scratch = None
 
     def _environment(self, scratch: Path) -> dict[str, str]:
         overlay = self.installation.overlays.get(self.version)
@@ -223,9 +210,3 @@ class VllmServer:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
