@@ -164,6 +164,7 @@ class Stage:
         self.snapshots = []
         self.refusal = None
         self.setup = setup
+        self._changed = anyio.Event()
         nonces = iter(range(1, 1000))
         self.conductor = Conductor(
             Policy(url="http://engine:8000", sidecar_version="0.1.0", shapes_digest="d1", **policy),
@@ -174,8 +175,12 @@ class Stage:
             nonce=lambda: f"n{next(nonces)}",
             store=store,
             ready_file=self.file,
-            on_change=self.snapshots.append,
+            on_change=self._hear,
         )
+
+    def _hear(self, snapshot):
+        self.snapshots.append(snapshot)
+        self._changed.set()
 
     def _replay(self, plan, nonce):
         replay = FakeReplay(self.engine, plan, nonce)
@@ -201,7 +206,8 @@ class Stage:
         """Wait on the virtual clock until the snapshot meets `condition`."""
         with anyio.fail_after(limit_s):
             while not condition(self.snapshot):
-                await anyio.sleep(0.05)
+                self._changed = anyio.Event()
+                await self._changed.wait()
 
     def running(self):
         return _Running(self.conductor)

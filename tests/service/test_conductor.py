@@ -156,7 +156,7 @@ async def test_an_engine_that_dies_in_a_wave_is_named_with_its_cell():
 
     stage.setup = lambda replay: setattr(replay, "on_wave", die_once)
     async with stage.running():
-        await stage.until(lambda s: s.state is State.WAITING and s.engine is not None)
+        await stage.until(lambda s: s.state is State.WAITING and s.engine and s.reasons)
         cell = died[0].cell.id
         assert any(f"a wave of {cell} (led) was in flight" in r for r in stage.snapshot.reasons)
         stage.engine.boot += 1
@@ -178,7 +178,7 @@ async def test_a_broken_wave_asks_at_once_whether_the_engine_lives():
 
     stage.setup = lambda replay: setattr(replay, "on_wave", die)
     async with stage.running():
-        await stage.until(lambda s: s.state is State.WAITING and s.engine is not None)
+        await stage.until(lambda s: s.state is State.WAITING and s.engine and s.reasons)
     assert stage.sent == 2
 
 
@@ -220,7 +220,7 @@ async def test_a_refusal_is_said_at_once_and_mended_without_restart():
 
 
 async def test_the_start_deadline_is_said_and_the_search_goes_on():
-    """Past the deadline the state is failed, with its exit code; the engine is found later still."""
+    """Past the deadline: failed, with its exit code; an engine that comes still is found."""
     stage = Stage(start_deadline_s=100.0)
     stage.engine.state = Health.REFUSED
     stage.engine.rejects = EngineUnavailable("nobody there")
