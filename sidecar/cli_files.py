@@ -1,0 +1,53 @@
+"""`report` and `shapes`."""
+
+import argparse
+import json
+import sys
+
+from sidecar.core.errors import ConfigError, ExitCode
+
+
+def report(options: argparse.Namespace) -> int:
+    """Print the last report that the state folder holds."""
+    from sidecar.adapters.state import last_report
+    from sidecar.cli_settings import settings_of
+    from sidecar.core.report import to_json, to_text
+
+    settings = settings_of(options)
+    if settings.state_dir is None:
+        raise ConfigError("no state folder is set; give --state-dir or WARMUP_STATE_DIR")
+    found = last_report(settings.state_dir)
+    print(to_json(found, indent=2) if options.json else to_text(found))
+    return ExitCode.WARM
+
+
+def shapes(options: argparse.Namespace) -> int:
+    """`shapes check`, `shapes list`, `shapes schema`."""
+    if options.action == "schema":
+        from sidecar.core.shapesfile import schema
+
+        print(json.dumps(schema(), indent=2, ensure_ascii=False))
+        return ExitCode.WARM
+    if options.action == "list":
+        from sidecar.adapters.shapesfile import shipped
+
+        print("\n".join(f"{name}  {path}" for name, path in shipped().items()))
+        return ExitCode.WARM
+    return _check(options.files)
+
+
+def _check(files: list[str]) -> int:
+    """All files are looked at, also behind one that is wrong."""
+    from sidecar.adapters.shapesfile import read
+
+    code = ExitCode.WARM
+    for name in files:
+        try:
+            found = read(name)
+        except ConfigError as problem:
+            print(f"vllm-warmup: {problem}", file=sys.stderr)
+            code = ExitCode.CONFIG
+        else:
+            heaviest = ", a heaviest path" if found.heaviest else ""
+            print(f"{name}: good: {len(found.cells)} cells{heaviest}, digest {found.digest}")
+    return code

@@ -1,0 +1,175 @@
+"""`plan`: what would be sent, what does not fit and why, and what it costs."""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from sidecar.adapters.shapesfile import read
+from sidecar.cli_settings import settings_of
+from sidecar.core.cells import Cell
+from sidecar.core.cost import WARM_PASSES, Cost, PlanCost, Speed, cell_cost, plan_cost
+from sidecar.core.errors import ConfigError, ExitCode
+from sidecar.core.facts import EngineFacts
+from sidecar.core.plan import Plan, expand
+from sidecar.settings import Settings
+
+HEADS = ("cell", "gaits", "waves", "requests", "prompt tokens", "output tokens", "seconds")
+LIMITS = (
+    *("model", "version", "max_model_len", "max_num_seqs", "max_num_batched_tokens"),
+    *("kv_cache_tokens", "draft_tokens"),
+)
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Print the plan. With --engine-url the engine is asked for its limits first."""
+    settings = settings_of(options)
+    shapes = read(settings.shapes)
+    facts = asyncio.run(_learn(settings)) if options.engine_url else EngineFacts()
+    speed = Speed()
+    speed = Speed(
+        options.prefill_tokens_per_s or speed.prefill_tokens_per_s,
+        options.decode_tokens_per_s or speed.decode_tokens_per_s,
+    )
+    made = expand(shapes, facts)
+    cost = plan_cost(made, speed)
+    if options.json:
+        print(json.dumps(_as_json(made, cost, speed), indent=2, ensure_ascii=False))
+    elif sys.stdout.isatty():
+        _print_table(made, speed)
+        print("\n".join(_words(made, cost, speed)))
+    else:
+        print("\n".join((*_lines(made, speed), *_words(made, cost, speed))))
+    if made.refusal is not None:
+        raise ConfigError(made.refusal)
+    return ExitCode.WARM
+
+
+async def _learn(settings: Settings) -> EngineFacts:
+    from sidecar.adapters.engine import Engine
+
+    engine = Engine(
+        settings.engine_url,
+        api_key=settings.api_key.get_secret_value() if settings.api_key else None,
+        model=settings.model,
+        tls_ca_file=str(settings.tls_ca_file) if settings.tls_ca_file else None,
+        tls_verify=settings.tls_verify,
+    )
+    try:
+        return await engine.learn()
+    finally:
+        await engine.aclose()
+
+
+def _cells(plan: Plan) -> Iterator[Cell]:
+    """In the order of the first pass; `heaviest` runs once."""
+    if plan.first is not None:
+        yield plan.first
+    yield from plan.cells
+    if plan.heaviest is not None:
+        yield plan.heaviest
+
+
+def _cost(plan: Plan, cell: Cell, speed: Speed) -> Cost:
+    return cell_cost(cell, plan.plug_tokens, speed)
+
+
+def _rows(plan: Plan, speed: Speed) -> Iterator[tuple[str, ...]]:
+    for cell in _cells(plan):
+        cost = _cost(plan, cell, speed)
+        yield (
+            cell.id,
+            " + ".join(cell.gaits),
+            str(cost.waves),
+            str(cost.requests),
+            f"{cost.prompt_tokens:,}",
+            f"{cost.output_tokens:,}",
+            f"{cost.seconds:.1f}",
+        )
+
+
+def _lines(plan: Plan, speed: Speed) -> Iterator[str]:
+    rows = [HEADS, *_rows(plan, speed)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADS))]
+    for row in rows:
+        cells = (
+            text.ljust(width) if i < 2 else text.rjust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join(cells).rstrip()
+
+
+def _print_table(plan: Plan, speed: Speed) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for i, head in enumerate(HEADS):
+        table.add_column(head, justify="left" if i < 2 else "right", no_wrap=i == 0)
+    for row in _rows(plan, speed):
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _words(plan: Plan, cost: PlanCost, speed: Speed) -> Iterator[str]:
+    a_pass, total = cost.a_pass, cost.total
+    yield ""
+    yield (
+        f"a pass: {a_pass.waves} waves, {a_pass.requests} requests, "
+        f"{a_pass.prompt_tokens:,} prompt and {a_pass.output_tokens:,} output tokens"
+    )
+    yield (
+        f"adds about {total.seconds:.0f} s to a scale-out: the first prompt, {WARM_PASSES} passes "
+        "and the heaviest path, at the assumed "
+        f"{speed.prefill_tokens_per_s:g} prompt tokens/s and {speed.decode_tokens_per_s:g} output "
+        "tokens/s a stream (--prefill-tokens-per-s, --decode-tokens-per-s); what is cold comes "
+        "on top"
+    )
+    yield f"engine: {_limits(plan.facts)}"
+    for unfit in plan.unfit:
+        yield f"does not fit: {unfit.cell.id}: {unfit.reason}; {unfit.remedy}"
+    for warning in plan.warnings:
+        yield f"warning: {warning}"
+
+
+def _limits(facts: EngineFacts) -> str:
+    known = [
+        f"{name} {getattr(facts, name)}"
+        + (f" ({facts.sources[name]})" if name in facts.sources else "")
+        for name in LIMITS
+        if getattr(facts, name) is not None
+    ]
+    return ", ".join(known) or "nothing known (--engine-url asks it, engine: in the file says it)"
+
+
+def _as_json(plan: Plan, cost: PlanCost, speed: Speed) -> dict[str, Any]:
+    def cell_json(cell: Cell) -> dict[str, Any]:
+        return {
+            "id": cell.id,
+            "role": cell.role,
+            "concurrency": cell.concurrency,
+            "prompt_tokens": cell.prompt_tokens,
+            "output_tokens": cell.output_tokens,
+            "ramp": cell.ramp,
+            "variant": cell.variant.name,
+            "endpoint": cell.variant.endpoint,
+            "fields": dict(cell.variant.fields),
+            "gaits": list(cell.gaits),
+            "cost": asdict(_cost(plan, cell, speed)),
+        }
+
+    return {
+        "cells": [cell_json(cell) for cell in _cells(plan)],
+        "unfit": [{"cell": u.cell.id, "reason": u.reason, "remedy": u.remedy} for u in plan.unfit],
+        "refusal": plan.refusal,
+        "warnings": list(plan.warnings),
+        "plug_tokens": plan.plug_tokens,
+        "batched_tokens": plan.batched_tokens,
+        "batched_tokens_known": plan.batched_tokens_known,
+        "engine": {name: getattr(plan.facts, name) for name in LIMITS},
+        "cost": asdict(cost),
+        "speed": asdict(speed),
+    }

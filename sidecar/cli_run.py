@@ -1,0 +1,129 @@
+"""`serve` and `once`."""
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from sidecar.cli_settings import settings_of
+from sidecar.core.errors import ExitCode
+from sidecar.core.gate import Snapshot, State
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Warm the engine, keep the gate, until a signal."""
+    settings = settings_of(options)
+    from sidecar import wiring
+    from sidecar.adapters.shapesfile import read
+
+    shapes = read(settings.shapes)
+    _log_to_stderr(settings.log_level)
+    return asyncio.run(wiring.serve(settings, shapes))
+
+
+def once(options: argparse.Namespace) -> int:
+    """Warm the engine once; the report goes to stdout, progress to stderr."""
+    settings = settings_of(options)
+    from sidecar import wiring
+    from sidecar.adapters.shapesfile import read
+    from sidecar.core import report
+
+    shapes = read(settings.shapes)
+    on_terminal = sys.stderr.isatty()
+    # The progress says what the log would: on a terminal only trouble is logged beside it.
+    _log_to_stderr("warning" if settings.log_level == "info" else settings.log_level)
+    with _Bar() if on_terminal else _Lines() as view:
+        outcome = asyncio.run(wiring.once(settings, shapes, show=view.show))
+    if outcome.report is not None:
+        print(
+            report.to_json(outcome.report, indent=2)
+            if options.json
+            else report.to_text(outcome.report)
+        )
+    if outcome.exit_code != ExitCode.WARM:
+        for reason in outcome.reasons or ("not warm",):
+            print(f"vllm-warmup: {reason}", file=sys.stderr)
+    return outcome.exit_code
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S",
+    )
+    for chatty in ("httpx", "httpcore", "uvicorn", "asyncio"):
+        logging.getLogger(chatty).setLevel("DEBUG" if level == "debug" else "WARNING")
+
+
+def _headline(snapshot: Snapshot) -> str:
+    progress = snapshot.progress
+    if snapshot.state is State.WARMING and progress is not None:
+        eta = "" if snapshot.eta_s is None else f", about {snapshot.eta_s:.0f} s left"
+        return (
+            f"warming: pass {progress.passes}, {progress.cells_done} of {progress.cells_total} "
+            f"cells done, {progress.waves_left} waves lacking{eta}"
+        )
+    reasons = "; ".join(snapshot.reasons)
+    return f"{snapshot.state}: {reasons}" if reasons else str(snapshot.state)
+
+
+class _Lines:
+    """Progress for a log: a line whenever something for people has changed."""
+
+    def __init__(self, write: Callable[[str], Any] | None = None) -> None:
+        self._write = write or (lambda line: print(line, file=sys.stderr, flush=True))
+        self._told: tuple[object, ...] = ()
+
+    def __enter__(self) -> "_Lines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, snapshot: Snapshot) -> None:
+        progress = snapshot.progress
+        done = progress and (progress.passes, progress.cells_done)
+        # Not the waves that are lacking or the seconds left: they change with every wave.
+        key = (snapshot.state, done) if progress else (snapshot.state, snapshot.reasons)
+        if key != self._told:
+            self._told = key
+            self._write(_headline(snapshot))
+
+
+class _Bar:
+    """Progress for a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        # No refresh by itself: its thread would wake up amid the waves that are being timed.
+        self._bar = Progress(
+            BarColumn(bar_width=30),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            auto_refresh=False,
+        )
+        self._task = self._bar.add_task("starting", total=None)
+
+    def __enter__(self) -> "_Bar":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def show(self, snapshot: Snapshot) -> None:
+        progress = snapshot.progress
+        self._bar.update(
+            self._task,
+            description=_headline(snapshot)[:200].replace("[", r"\["),
+            completed=progress.cells_done if progress else 0,
+            total=progress.cells_total if progress else None,
+            refresh=True,
+        )

@@ -1,0 +1,216 @@
+"""The command line: what it prints, what it refuses, and with which exit code."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sidecar import __version__
+from sidecar.cli import main
+from sidecar.cli_run import _Lines
+from sidecar.core.errors import ExitCode
+from sidecar.core.gate import Snapshot, State
+from sidecar.core.passes import Progress
+
+NOBODY = "http://127.0.0.1:1"
+"""Port 1 (tcpmux) refuses."""
+
+
+@pytest.fixture(autouse=True)
+def no_settings_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the machine has set must not decide a test."""
+    for name in list(os.environ):
+        if name.startswith("WARMUP_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def bad_shapes(tmp_path: Path) -> str:
+    path = tmp_path / "bad.yaml"
+    path.write_text("grid: {concurency: [1], prompt_tokens: [350]}\n")
+    return str(path)
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sidecar", *arguments],
+        env={"PATH": os.environ["PATH"]} | environment,
+        capture_output=True,
+        text=True,
+        timeout=25,
+        check=False,
+    )
+
+
+def code_of(*arguments: str) -> int:
+    try:
+        return main(arguments)
+    except SystemExit as exit_:
+        return int(exit_.code or 0)
+
+
+REFUSED = [
+    # arguments, exit code, what the one line on stderr must say
+    (["bogus"], 2, "vllm-warmup: argument COMMAND: invalid choice: 'bogus'.*"),
+    (
+        ["plan", "--engin-url", "x"],
+        2,
+        r'.*no argument "--engin-url" here .did you mean "--engine-.*',
+    ),
+    (["plan", "extra"], 2, 'vllm-warmup plan: no argument "extra" here; .*'),
+    (["plan", "--prefill-tokens-per-s", "0"], 2, '.*"0" is no number above 0; give one; .*'),
+    (["plan", "--engine-url", "vllm:8000"], 2, ".*--engine-url: .* has no scheme; .*"),
+    (["plan", "--shapes", "defualt"], 2, '.*no shapes file is called "defualt" .did you mean.*'),
+    (["plan", "--shapes", "/nowhere/s.yaml"], 2, ".*/nowhere/s.yaml: can't be read .*"),
+    (["plan", "--settings", "/nowhere/s"], 2, ".*the settings file /nowhere/s can't be read.*"),
+    (["plan", "--api-key-file", "/nowhere/k"], 2, ".*the API key file /nowhere/k can't be read.*"),
+    (["plan", "--engine-url", NOBODY], 4, f".*{NOBODY}.*"),
+    (["serve", "--port", "x"], 2, '.*--port: "x" should be a valid integer.*'),
+    (["serve", "--shapes", "defualt"], 2, '.*no shapes file is called "defualt".*'),
+    (["once", "--shapes", "defualt"], 2, '.*no shapes file is called "defualt".*'),
+    (["report"], 2, ".*no state folder is set; give --state-dir or WARMUP_STATE_DIR"),
+    (["report", "--state-dir", "/nowhere"], 2, ".*no report in /nowhere.*"),
+    (["shapes"], 2, ".*ACTION.*"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "sentence"), REFUSED, ids=lambda v: str(v)[:40])
+def test_what_is_refused(
+    arguments: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each mistake gets one line on stderr, nothing on stdout, and its exit code."""
+    assert code_of(*arguments) == code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.fullmatch(sentence + "\n", printed.err), printed.err
+
+
+def test_a_bad_file_from_the_outside(bad_shapes: str) -> None:
+    """As a process: exit 2, one line with file and line, no traceback."""
+    done = run("serve", "--shapes", bad_shapes)
+    assert done.returncode == ExitCode.CONFIG
+    assert done.stderr.count("\n") == 1
+    assert f"{bad_shapes}:1: unknown key" in done.stderr
+
+
+def test_an_unknown_variable_from_the_outside() -> None:
+    """A misspelt variable ends the process before anything else happens."""
+    done = run("serve", WARMUP_ENGINE_ULR="http://vllm:8000")
+    assert done.returncode == ExitCode.CONFIG
+    assert 'did you mean "WARMUP_ENGINE_URL"' in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_nobody_there_from_the_outside() -> None:
+    """`once` against nothing: exit 4 after the start deadline, and what it waited for."""
+    done = run("once", "--engine-url", NOBODY, "--start-deadline-s", "0.5", "--shapes", "tiny")
+    assert done.returncode == ExitCode.ENGINE_UNAVAILABLE, done.stderr
+    assert NOBODY in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """--version says the version; each command's help has examples and is readable."""
+    assert code_of("--version") == 0
+    assert capsys.readouterr().out == f"vllm-warmup {__version__}\n"
+    for command in ("serve", "once", "plan", "report", "shapes"):
+        assert code_of(command, "--help") == 0
+        out = capsys.readouterr().out
+        assert f"examples:\n  vllm-warmup {command} " in out
+        assert all(len(line) <= 100 for line in out.splitlines())
+    assert code_of() == 0
+    assert "exit codes:" in capsys.readouterr().out
+
+
+def test_plan_prints_cells_costs_and_what_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every cell with gaits and tokens, totals, seconds with their assumptions, and reasons."""
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "on_unfit: skip\n"
+        "engine: {max_num_seqs: 8, max_num_batched_tokens: 1000, max_model_len: 4000}\n"
+        "cells:\n- {concurrency: 4, prompt_tokens: 250, output_tokens: 9}\n"
+        "- {concurrency: 9, prompt_tokens: 5}\n"
+        "heaviest: {prompt_tokens: 3000, output_tokens: 20}\n"
+    )
+    arguments = ["plan", "--shapes", str(path), "--prefill-tokens-per-s", "1000"]
+    assert code_of(*arguments, "--decode-tokens-per-s", "10") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"completions-c1-p2000-o1-high_water +led +1 +1 +2,000 +1 +2.1\n", out)
+    # led 1,000 tokens and 9 steps; held the same and a plug of 1,000
+    assert re.search(r"completions-c4-p250-o9 +led \+ held +2 +9 +3,000 +73 +4.8\n", out)
+    assert re.search(r"completions-c1-p3000-o20-heaviest +led +1 +1 +3,000 +20 +5.0\n", out)
+    assert "a pass: 2 waves, 9 requests, 3,000 prompt and 73 output tokens" in out
+    assert "adds about 22 s to a scale-out" in out  # 2.1 + 3 × 4.8 + 5.0
+    assert "does not fit: completions-c9-p5-o16: concurrency 9 is above max_num_seqs 8" in out
+
+    assert code_of(*arguments, "--json") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert [c["gaits"] for c in made["cells"]] == [["led"], ["led", "held"], ["led"]]
+    assert made["cost"]["a_pass"]["requests"] == 9
+    assert made["unfit"][0]["remedy"].startswith("start vLLM with --max-num-seqs 9")
+
+
+def test_plan_of_an_unfit_grid_is_printed_and_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With `on_unfit: fail` the plan is shown, the reason said, and the exit code is 2."""
+    path = tmp_path / "s.yaml"
+    path.write_text("engine: {max_num_seqs: 8}\ncells: [{concurrency: 9, prompt_tokens: 5}]\n")
+    assert code_of("plan", "--shapes", str(path)) == ExitCode.CONFIG
+    printed = capsys.readouterr()
+    assert "does not fit: completions-c9-p5-o" in printed.out
+    assert "concurrency 9 is above max_num_seqs 8" in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_shapes_check_looks_at_every_file(
+    bad_shapes: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong file doesn't hide the next one; the exit code tells that one was wrong."""
+    assert code_of("shapes", "check", "tiny") == 0
+    capsys.readouterr()
+    assert code_of("shapes", "check", bad_shapes, "tiny") == ExitCode.CONFIG
+    printed = capsys.readouterr()
+    assert f"{bad_shapes}:1: unknown key" in printed.err
+    assert "tiny: good: 4 cells" in printed.out
+
+
+def test_shapes_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """What `shapes schema` prints is the schema file."""
+    assert code_of("shapes", "schema") == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "vllm-warmup shapes"
+
+
+def test_progress_lines_say_each_thing_once() -> None:
+    """Not a line for each wave: one when a cell, a pass or the state has changed."""
+    lines: list[str] = []
+    view = _Lines(lines.append)
+    waiting = Snapshot(url=NOBODY, state=State.WAITING, since=0, reasons=("no answer",))
+
+    def warming(passes: int, done: int, left: int) -> Snapshot:
+        progress = Progress(passes, done, 4, left)
+        return Snapshot(url=NOBODY, state=State.WARMING, since=0, progress=progress)
+
+    for snapshot in (waiting, waiting, warming(1, 0, 9), warming(1, 0, 8), warming(2, 1, 7)):
+        view.show(snapshot)
+    assert lines == [
+        "waiting: no answer",
+        "warming: pass 1, 0 of 4 cells done, 9 waves lacking",
+        "warming: pass 2, 1 of 4 cells done, 7 waves lacking",
+    ]
+
+
+def test_heavy_modules_are_imported_by_the_command_that_needs_them() -> None:
+    """`--help` is at once: neither pydantic nor the web server is imported for it."""
+    script = "import sys; from sidecar.cli import _parser; _parser(); print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True
+    ).stdout.split()
+    assert not {"pydantic", "fastapi", "uvicorn", "httpx", "rich", "yaml"} & set(loaded)
