@@ -86,6 +86,11 @@ BAD = [
         f"grid: {{concurrency: [{ONE_TO_59}], prompt_tokens: [{ONE_TO_59}]}}",
         "f.yaml:1: the grid unfolds to 3481 cells, the limit is 1000; .*",
     ),
+    (
+        f"grid: {{concurrency: [{', '.join(map(str, range(1, 11)))}], "
+        f"prompt_tokens: [{', '.join(map(str, range(1, 101)))}]}}\ncells:\n- {{prompt_tokens: 999}}",
+        "f.yaml:3: more than 1000 cells together with the grid; remove some",
+    ),
     ("cells: [{prompt_tokens: 5, ramp: true}]", ".*a ramp needs a concurrency of 2 or more.*"),
     (
         "variants: {thinking: {endpoint: chat}}\ncells: [{prompt_tokens: 5, variant: thinkin}]",
