@@ -14,7 +14,7 @@ from sidecar.adapters.answer import Answer, says
 from sidecar.adapters.target import Target, tls_context
 from sidecar.core import facts as learn_from
 from sidecar.core.boot import BootMark, mark_of
-from sidecar.core.errors import EngineRejected, EngineUnavailable
+from sidecar.core.errors import ConfigError, EngineRejected, EngineUnavailable
 from sidecar.core.facts import EngineFacts
 from sidecar.core.metrics import Scrape, parse
 from sidecar.core.prompts import PHRASE, PROBE_TEXT, usable_ids
@@ -60,6 +60,8 @@ class Engine:
         tls_verify: bool = True,
         timeout_s: float = 5.0,
     ) -> None:
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise ConfigError("the API key holds characters that no HTTP header can carry")
         base = httpx.URL(url)
         self.url = url
         self._model = model
@@ -201,7 +203,7 @@ class Engine:
         again = AsyncRetrying(
             stop=stop_after_attempt(attempts),
             wait=wait_exponential(multiplier=0.1, max=1.0),
-            retry=retry_if_exception_type(httpx.TransportError),
+            retry=retry_if_exception_type((httpx.NetworkError, httpx.RemoteProtocolError)),
             reraise=True,
         )
         timeout_s = _LEARN_TIMEOUT_S if path.startswith("/server_info") else self._timeout_s

@@ -102,7 +102,8 @@ async def tokenize(asked: Asked, writer: asyncio.StreamWriter) -> None:
 
 
 async def hang(asked: Asked, writer: asyncio.StreamWriter) -> None:
-    await asyncio.Event().wait()
+    """Say nothing until the client goes away."""
+    await writer.wait_closed()
 
 
 @dataclass
@@ -150,17 +151,7 @@ async def running(
             while (asked := await _read(reader)) is not None:
                 stub.asked.append(asked)
                 handler = stub.handlers.get(asked.path.partition("?")[0])
-                handling = asyncio.ensure_future(
-                    (handler or answer(404, {"detail": "Not Found"}))(asked, writer)
-                )
-                leaving = asyncio.ensure_future(reader.read(1)) if handler is hang else None
-                await asyncio.wait(
-                    {handling, leaving} - {None}, return_when=asyncio.FIRST_COMPLETED
-                )
-                if leaving is not None:
-                    handling.cancel()
-                    break
-                await handling
+                await (handler or answer(404, {"detail": "Not Found"}))(asked, writer)
                 await writer.drain()
                 if asked.headers.get("connection") == "close":
                     break
