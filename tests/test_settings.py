@@ -172,6 +172,12 @@ def test_a_key_and_its_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         load()
 
 
+def test_names_of_the_test_suite_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """WARMUP_TEST_… belongs to this project's tests, which start the program with them around."""
+    monkeypatch.setenv("WARMUP_TEST_VLLM", "/somewhere")
+    assert load().port == 8900
+
+
 def test_every_setting_has_a_row() -> None:
     """The README's table is made of these: none may lack its text."""
     rows = {row.name: row for row in describe()}

@@ -151,6 +151,14 @@ def test_what_does_not_fit_is_named_with_its_flag(
     assert reason in plan.refusal
 
 
+def test_what_just_fits_is_sent() -> None:
+    """At a limit is not beyond it: max_model_len, max_num_seqs and the KV cache may be filled."""
+    plan = plan_of("{prompt_tokens: 8188, output_tokens: 4}, {concurrency: 16, prompt_tokens: 5}")
+    assert plan.unfit == ()
+    full = plan_of("{concurrency: 2, prompt_tokens: 1000}", kv_cache_tokens=2000 + 32 + 2048)
+    assert full.unfit == ()
+
+
 def test_skip_goes_on_with_the_rest_but_not_with_nothing() -> None:
     """`on_unfit: skip` drops a cell; without any cell, or without `heaviest`, it is refused."""
     skip = "on_unfit: skip\n"

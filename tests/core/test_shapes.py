@@ -88,8 +88,9 @@ BAD = [
     ),
     (
         f"grid: {{concurrency: [{', '.join(map(str, range(1, 11)))}], "
-        f"prompt_tokens: [{', '.join(map(str, range(1, 101)))}]}}\ncells:\n- {{prompt_tokens: 999}}",
-        "f.yaml:3: more than 1000 cells together with the grid; remove some",
+        f"prompt_tokens: [{', '.join(map(str, range(1, 101)))}]}}\n"
+        "cells: [{prompt_tokens: 999}]",
+        "f.yaml:2: more than 1000 cells together with the grid; remove some",
     ),
     ("cells: [{prompt_tokens: 5, ramp: true}]", ".*a ramp needs a concurrency of 2 or more.*"),
     (
