@@ -135,10 +135,8 @@ class Exchange(asyncio.Protocol):
         if self.ended.done():
             return
         self._received += len(data)
-        limit = self._request.max_answer_bytes if self._in_body else _MAX_HEAD_BYTES
-        if self._received > limit:
-            what = "answer" if self._in_body else "head of an answer"
-            self._give_up(f"more than {limit} bytes of {what} came back")
+        if self._received > self._request.max_answer_bytes:
+            self._give_up(f"more than {self._request.max_answer_bytes} bytes of answer came back")
             return
         try:
             self._parser.feed_data(data)
@@ -146,6 +144,8 @@ class Exchange(asyncio.Protocol):
             self._give_up("it wants to change the protocol")
         except httptools.HttpParserError:
             self._give_up("what came back is no HTTP")
+        if not self._in_body and self._received > _MAX_HEAD_BYTES:
+            self._give_up(f"more than {_MAX_HEAD_BYTES} bytes of head of an answer came back")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._now_s = time.monotonic()

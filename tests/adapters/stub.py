@@ -26,6 +26,7 @@ class Asked:
     path: str
     headers: dict[str, str]
     body: bytes
+    reader: asyncio.StreamReader
 
     @property
     def json(self) -> Any:
@@ -103,7 +104,7 @@ async def tokenize(asked: Asked, writer: asyncio.StreamWriter) -> None:
 
 async def hang(asked: Asked, writer: asyncio.StreamWriter) -> None:
     """Say nothing until the client goes away."""
-    await writer.wait_closed()
+    await asked.reader.read()
 
 
 @dataclass
@@ -181,4 +182,4 @@ async def _read(reader: asyncio.StreamReader) -> Asked | None:
     method, path, _ = first.split(" ")
     headers = dict(line.lower().split(": ", 1) for line in lines if line)
     body = await reader.readexactly(int(headers.get("content-length", "0")))
-    return Asked(method, path, headers, body)
+    return Asked(method, path, headers, body, reader)
