@@ -18,8 +18,9 @@ from sidecar.core.tally import MAX_ROWS, Totals, WaveOutcome, WaveRow, row_of
 from sidecar.core.verdict import Judge, Opening
 from sidecar.watch import Watch
 
-_VERDICT_EVERY_S = 0.25
-"""A grid of a thousand cells is not judged anew after each of its waves, only for the eyes."""
+_SHARE_FOR_EYES = 20
+"""Judging a grid of a thousand cells takes 0.1 s, in which no probe is answered: what is only for
+the eyes is told so seldom that it takes no more than one twentieth of the time."""
 
 
 class Replay(Protocol):
@@ -80,8 +81,8 @@ class Attempt:
         self._watch = watch
         self._utc = utc
         self._took_s: dict[Look, float] = {}
-        self._judged_at: float | None = None
-        self._passes_noted = 0
+        self._told_again_at = 0.0
+        self._passes_told = 0
         self.totals = Totals()
         """Of this warm-up alone."""
 
@@ -91,9 +92,10 @@ class Attempt:
         try:
             while True:
                 step = self._passes.next(anyio.current_time() - began_at)
-                self._note_progress(began_at)
                 if step is None:
                     break
+                if anyio.current_time() >= self._told_again_at:
+                    self._tell(began_at)
                 if isinstance(step, Rest):
                     self._gate.note(reasons=(step.reason,))
                     await anyio.sleep(step.wait_s)
@@ -101,8 +103,8 @@ class Attempt:
                 else:
                     await self._wave(step)
         finally:
-            self._gate.note(is_active=False, eta_s=None, warmup_s=anyio.current_time() - began_at)
-        self._gate.note(verdict=self._judge.verdict())
+            self._tell(began_at)
+            self._gate.note(is_active=False, eta_s=None)
 
     async def _wave(self, look: Look) -> None:
         boot, gate = self._boot, self._gate
@@ -121,25 +123,26 @@ class Attempt:
             waves_dropped=boot.rows_dropped,
             totals=gate.snapshot.totals.with_wave(judged),
         )
-        if any(r.outcome in (Outcome.BROKEN, Outcome.HTTP_ERROR) for r in wave.results):
+        if any(r.outcome is not Outcome.OK for r in wave.results):
             # The next wave would only be blamed for an engine that this one may have killed.
             await self._watch.confirm()
 
-    def _note_progress(self, began_at: float) -> None:
+    def _tell(self, began_at: float) -> None:
+        """How far it is, and the verdict as of now."""
         now = anyio.current_time()
         gate, progress = self._gate, self._passes.progress()
-        new_passes = progress.passes - self._passes_noted
-        self._passes_noted = progress.passes
+        new_passes = progress.passes - self._passes_told
+        self._passes_told = progress.passes
         self.totals = self.totals.with_passes(new_passes)
         gate.note(
             progress=progress,
             totals=gate.snapshot.totals.with_passes(new_passes),
             eta_s=self._eta_s(self._judge.lacks(), progress.waves_left),
             warmup_s=now - began_at,
+            verdict=self._judge.verdict(),
         )
-        if self._judged_at is None or now - self._judged_at >= _VERDICT_EVERY_S:
-            self._judged_at = now
-            gate.note(verdict=self._judge.verdict())
+        done_at = anyio.current_time()
+        self._told_again_at = done_at + _SHARE_FOR_EYES * (done_at - now)
 
     def _eta_s(self, lacking: Sequence[Look], waves_left: int) -> float | None:
         """As long as the same looks took last time, and the mean for those that had none yet."""

@@ -20,7 +20,7 @@ from sidecar.core.errors import ConfigError, EngineUnavailable, ExitCode, Warmup
 from sidecar.core.facts import EngineFacts
 from sidecar.core.gate import Event, Snapshot, State
 from sidecar.core.kept import Kept, objection
-from sidecar.core.passes import Passes
+from sidecar.core.passes import Passes, Progress
 from sidecar.core.plan import Plan
 from sidecar.core.policy import Policy
 from sidecar.core.report import Report
@@ -199,7 +199,13 @@ class Conductor:
         boot.adopted = True
         boot.nonce = kept.nonce
         boot.opened = Opening(open=True, proven=kept.proven, reasons=kept.reasons)
-        self._gate.note(verdict=kept.verdict, nonce=kept.nonce)
+        cells = kept.verdict.cells
+        done = sum(cell.standing is Standing.DONE for cell in cells)
+        self._gate.note(
+            verdict=kept.verdict,
+            nonce=kept.nonce,
+            progress=Progress(passes=0, cells_done=done, cells_total=len(cells), waves_left=0),
+        )
         await self._open(Event.ADOPTED, boot)
         return True
 

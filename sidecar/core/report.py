@@ -84,7 +84,8 @@ def _row(cell: CellVerdict, figures: GaitFigures) -> Row:
         last_f_s=figures.last_f_s,
         first_g_s=figures.first_g_s,
         last_g_s=figures.last_g_s,
-        cost_s=max(known) if known else None,
+        # One wave alone is its own baseline: what it cost can't be told from it.
+        cost_s=max(known) if known and figures.waves > 1 else None,
     )
 
 
