@@ -12,6 +12,7 @@ from functools import partial
 
 import anyio
 import uvicorn
+from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from sidecar import __version__
@@ -63,14 +64,12 @@ def build(
     *,
     on_change: Callable[[Snapshot], None] | None = None,
     rhythm: Rhythm | None = None,
-    uses_ready_file: bool = True,
 ) -> Parts:
     """All adapters and the conductor. Raises ConfigError where a setting can't be used."""
     key = settings.api_key
     ca_file = settings.tls_ca_file
     store = None if settings.state_dir is None else StateDir(settings.state_dir)
-    with_file = settings.ready_file is not None and uses_ready_file
-    ready_file = ReadyFile(settings.ready_file) if with_file and settings.ready_file else None
+    ready_file = None if settings.ready_file is None else ReadyFile(settings.ready_file)
     engine = Engine(
         settings.engine_url,
         api_key=None if key is None else key.get_secret_value(),
@@ -133,7 +132,8 @@ async def serve(
     """
     from sidecar.web import create_app
 
-    parts = build(settings, shapes, rhythm=rhythm)
+    # In a thread: it reads and writes files, and the loop may have others to serve.
+    parts = await to_thread.run_sync(partial(build, settings, shapes, rhythm=rhythm))
     listener = _listen(settings.host, settings.port)
     server = _Server(
         uvicorn.Config(
@@ -196,7 +196,9 @@ async def once(
         if is_settled or snapshot.totals.boots > MAX_BOOTS_ONCE:
             ended.set()
 
-    parts = build(settings, shapes, on_change=on_change, rhythm=rhythm)
+    parts = await to_thread.run_sync(
+        partial(build, settings, shapes, on_change=on_change, rhythm=rhythm)
+    )
     conductor = parts.conductor
     stopped_by: list[int] = []
 

@@ -1,0 +1,195 @@
+"""The state folder and the ready file: whole or not at all, and never fatal once it runs."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from anyio import to_thread
+
+from sidecar.adapters import state as state_module
+from sidecar.adapters.readyfile import ReadyFile
+from sidecar.adapters.state import HISTORY, LAST_REPORT, MARK, VERDICT, StateDir, last_report
+from sidecar.core.boot import BootMark
+from sidecar.core.errors import ConfigError
+from sidecar.core.kept import Kept
+from tests.core.test_report import REPORT
+from tests.core.test_report import VERDICT as GRID
+
+KEPT = Kept(
+    boot=BootMark(requests=5.0, version="0.33.0"),
+    shapes_digest="d1",
+    facts=REPORT.facts,
+    verdict=GRID,
+    proven=False,
+    reasons=("one cell is not proven",),
+    nonce="ab12",
+    at=1_700_000_000.0,
+)
+
+
+async def test_what_is_kept_is_loaded_by_the_next_life(tmp_path):
+    """A verdict survives, to the last field; without one there is None and no trouble."""
+    folder = tmp_path / "a" / "state"
+    first = await to_thread.run_sync(StateDir, folder)
+    assert await first.load() is None
+    await first.keep(KEPT)
+    second = await to_thread.run_sync(StateDir, folder)
+    assert await second.load() == KEPT
+    assert second.troubles == ()
+
+
+async def test_a_newer_mark_is_loaded_with_the_verdict_it_belongs_to(tmp_path):
+    """The boot's counters go on after the gate opened; a mark of another run is left alone."""
+    first = await to_thread.run_sync(StateDir, tmp_path)
+    await first.keep(KEPT)
+    newer = BootMark(requests=900.0, version="0.33.0")
+    await first.refresh(newer)
+    second = await to_thread.run_sync(StateDir, tmp_path)
+    assert (await second.load()).boot == newer
+    await second.keep(replace(KEPT, nonce="other"))
+    assert (await (await to_thread.run_sync(StateDir, tmp_path)).load()).boot == KEPT.boot
+
+
+async def test_a_mark_without_a_verdict_is_not_written(tmp_path):
+    """There is nothing that it could belong to."""
+    await (await to_thread.run_sync(StateDir, tmp_path)).refresh(BootMark(requests=1.0))
+    assert not (tmp_path / MARK).exists()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"{", b"null", b'{"boot": 3}', b"\xff\xfe", b"[" * 100_000, b'{"format": 99}'],
+)
+async def test_a_damaged_verdict_is_set_aside_and_said(tmp_path, damage):
+    """Never fatal, never adopted, kept for whoever wants to look."""
+    (tmp_path / VERDICT).write_bytes(damage)
+    state = await to_thread.run_sync(StateDir, tmp_path)
+    assert await state.load() is None
+    (trouble,) = state.troubles
+    assert "damaged" in trouble
+    assert (tmp_path / f"{VERDICT}.damaged").read_bytes() == damage
+    assert not (tmp_path / VERDICT).exists()
+    await state.keep(KEPT)
+    assert state.troubles == ()
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"nonce": "ab12", "mark": {"requests": "x"}}'])
+async def test_a_damaged_mark_leaves_the_verdict_usable(tmp_path, damage):
+    """The older mark still tells its boot."""
+    first = await to_thread.run_sync(StateDir, tmp_path)
+    await first.keep(KEPT)
+    (tmp_path / MARK).write_text(damage)
+    second = await to_thread.run_sync(StateDir, tmp_path)
+    assert await second.load() == KEPT
+    assert "damaged" in second.troubles[0]
+
+
+async def test_a_verdict_beyond_the_bound_is_not_read(tmp_path, monkeypatch):
+    """No file is read into memory that is larger than ours can be."""
+    monkeypatch.setattr(state_module, "MAX_FILE_BYTES", 10)
+    (tmp_path / VERDICT).write_text("x" * 11)
+    state = await to_thread.run_sync(StateDir, tmp_path)
+    assert await state.load() is None
+    assert "damaged" in state.troubles[0]
+
+
+async def test_reports_go_to_the_last_and_to_the_history(tmp_path):
+    """The last report is whole; the history has a line for each run, without its waves."""
+    state = await to_thread.run_sync(StateDir, tmp_path)
+    await state.add_report(REPORT)
+    await state.add_report(replace(REPORT, nonce="second"))
+    assert (await to_thread.run_sync(last_report, tmp_path)).nonce == "second"
+    assert (await to_thread.run_sync(last_report, tmp_path)).waves == REPORT.waves
+    lines = [json.loads(line) for line in (tmp_path / HISTORY).read_text().splitlines()]
+    assert [line["nonce"] for line in lines] == ["ab12cd34", "second"]
+    assert lines[0]["waves"] == []
+
+
+async def test_the_history_is_bounded(tmp_path, monkeypatch):
+    """When it is full the older half goes, and the newest stays."""
+    monkeypatch.setattr(state_module, "MAX_HISTORY_BYTES", 12_000)
+    state = await to_thread.run_sync(StateDir, tmp_path)
+    for number in range(20):
+        await state.add_report(replace(REPORT, nonce=f"run-{number}"))
+    text = (tmp_path / HISTORY).read_text()
+    assert len(text) <= 12_000
+    assert json.loads(text.splitlines()[-1])["nonce"] == "run-19"
+    assert "run-0" not in text
+
+
+async def test_a_folder_that_vanishes_is_trouble_and_not_death(tmp_path):
+    """A full or lost volume is said; the sidecar goes on; trouble that is over is forgotten."""
+    folder = tmp_path / "state"
+    state = await to_thread.run_sync(StateDir, folder)
+    folder.rmdir()
+    await state.keep(KEPT)
+    await state.add_report(REPORT)
+    assert len(state.troubles) == 3
+    assert all("can't be written" in trouble for trouble in state.troubles)
+    folder.mkdir()
+    await state.keep(KEPT)
+    await state.add_report(REPORT)
+    assert state.troubles == ()
+
+
+async def test_no_temporary_file_is_left(tmp_path):
+    """After a write there is the file, and nothing else."""
+    await (await to_thread.run_sync(StateDir, tmp_path)).keep(KEPT)
+    assert [p.name for p in tmp_path.iterdir()] == [VERDICT]
+
+
+def test_a_folder_that_can_not_be_written_is_a_configuration_error(tmp_path):
+    """At the start it is strict: one sentence that names the setting."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="WARMUP_STATE_DIR"):
+        StateDir(tmp_path / "file" / "state")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [(None, "no report in"), ("{", "not a report"), ("x" * 40, "larger than")]
+)
+def test_a_report_that_is_not_there_is_said_in_a_sentence(tmp_path, monkeypatch, text, said):
+    """`report` tells what is wrong and where, without a traceback."""
+    if text is not None:
+        (tmp_path / LAST_REPORT).write_text(text)
+    monkeypatch.setattr(state_module, "MAX_FILE_BYTES", 30)
+    with pytest.raises(ConfigError, match=said) as raised:
+        last_report(tmp_path)
+    assert str(tmp_path) in str(raised.value)
+
+
+async def test_the_ready_file_comes_and_goes(tmp_path):
+    """Removed at the start, there after write, gone after remove; removing twice is fine."""
+    path = tmp_path / "ready"
+    path.write_text("of an earlier life")
+    file = await to_thread.run_sync(ReadyFile, path)
+    assert not path.exists()
+    await file.write()
+    assert path.read_text() == "ready\n"
+    assert path.stat().st_mode & 0o044, "a probe in another container has another user"
+    await file.remove()
+    await file.remove()
+    assert not path.exists()
+    assert file.troubles == ()
+
+
+@pytest.mark.parametrize("where", ["missing/ready", "folder"])
+def test_a_ready_file_that_can_not_be_written_is_a_configuration_error(tmp_path, where):
+    """At the start, in one sentence that names the setting."""
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConfigError, match="WARMUP_READY_FILE"):
+        ReadyFile(tmp_path / where)
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"], "nothing is left behind"
+
+
+async def test_a_ready_file_that_can_not_be_written_later_is_said(tmp_path):
+    """The gate stays what it is; the trouble is shown until it is over."""
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    file = await to_thread.run_sync(ReadyFile, folder / "ready")
+    folder.rmdir()
+    await file.write()
+    assert "can't be written" in file.troubles[0]
+    folder.mkdir()
+    await file.write()
+    assert file.troubles == ()
