@@ -158,6 +158,11 @@ class Engine:
     def kv_usage(self, rank: int = 0) -> float:
         return self._ranks[rank].kv_usage
 
+    def forget_prefixes(self) -> bool:
+        """/reset_prefix_cache: False while blocks are held."""
+        forgotten = [rank.forget_prefixes() for rank in self._ranks]
+        return all(forgotten)
+
     @property
     def queued_requests(self) -> int:
         """Bodies received and not yet parsed, and requests that wait for their first step."""

@@ -90,3 +90,10 @@ class KvCache:
             self._hashes[block] = None
         while len(self._hashes) > self.total:
             del self._hashes[next(iter(self._hashes))]
+
+    def forget(self) -> bool:
+        """Empty the prefix cache; False, and nothing done, while blocks are in use."""
+        if self.used:
+            return False
+        self._hashes.clear()
+        return True

@@ -86,6 +86,7 @@ class Emission(NamedTuple):
     cached_tokens: int
     """Prompt tokens that the prefix cache supplied; on the request's first emission, else 0."""
     is_first: bool
+    rank: int
 
 
 class Step(NamedTuple):
@@ -134,6 +135,15 @@ class Counters:
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+
+    def accepted_at(self, draft_tokens: int) -> list[int]:
+        """Accepted tokens by draft position, as if the first were always taken: it is not kept."""
+        counts = [0] * draft_tokens
+        left = self.accepted_tokens
+        for position in range(draft_tokens):
+            counts[position] = min(self.drafts, left)
+            left -= counts[position]
+        return counts
 
     def copy(self) -> "Counters":
         return replace(self, success=dict(self.success))

@@ -59,6 +59,9 @@ class Rank:
     def kv_usage(self) -> float:
         return self._kv.used / self._kv.total
 
+    def forget_prefixes(self) -> bool:
+        return self._kv.forget()
+
     def copy(self, config: EngineConfig, counters: Counters) -> "Rank":
         twin = Rank(config, self.index, self._cold.copy(), counters)
         jobs = {id(job): job.copy() for job in (*self.running, *self.waiting)}
@@ -176,7 +179,16 @@ class Rank:
                 done.append(job)
                 counters.success[reason] += 1
             book.out.append(
-                Emission(job.request.id, now_s, gains, reason is not None, reason, cached, is_first)
+                Emission(
+                    job.request.id,
+                    now_s,
+                    gains,
+                    reason is not None,
+                    reason,
+                    cached,
+                    is_first,
+                    self.index,
+                )
             )
         for job in done:
             self.running.remove(job)
