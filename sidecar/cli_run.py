@@ -62,10 +62,11 @@ def _log_to_stderr(level: str) -> None:
 def _headline(snapshot: Snapshot) -> str:
     progress = snapshot.progress
     if snapshot.state is State.WARMING and progress is not None:
+        waves = "wave" if progress.waves_left == 1 else "waves"
         eta = "" if snapshot.eta_s is None else f", about {snapshot.eta_s:.0f} s left"
         return (
             f"warming: pass {progress.passes}, {progress.cells_done} of {progress.cells_total} "
-            f"cells done, {progress.waves_left} waves lacking{eta}"
+            f"cells done, {progress.waves_left} {waves} lacking{eta}"
         )
     reasons = "; ".join(snapshot.reasons)
     return f"{snapshot.state}: {reasons}" if reasons else str(snapshot.state)
@@ -86,9 +87,12 @@ class _Lines:
 
     def show(self, snapshot: Snapshot) -> None:
         progress = snapshot.progress
-        done = progress and (progress.passes, progress.cells_done)
-        # Not the waves that are lacking or the seconds left: they change with every wave.
-        key = (snapshot.state, done) if progress else (snapshot.state, snapshot.reasons)
+        key: tuple[object, ...] = (snapshot.state, snapshot.reasons)
+        if snapshot.state is State.WARMING and progress is not None:
+            # A fifth of the cells at a time; not the waves or seconds left, which change with
+            # every wave.
+            fifth = 5 * progress.cells_done // max(1, progress.cells_total)
+            key = (snapshot.state, progress.passes, fifth)
         if key != self._told:
             self._told = key
             self._write(_headline(snapshot))

@@ -189,21 +189,25 @@ def test_shapes_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_progress_lines_say_each_thing_once() -> None:
-    """Not a line for each wave: one when a cell, a pass or the state has changed."""
+    """Not a line for each wave: one for a pass, a fifth of the cells, or another state."""
     lines: list[str] = []
     view = _Lines(lines.append)
     waiting = Snapshot(url=NOBODY, state=State.WAITING, since=0, reasons=("no answer",))
 
     def warming(passes: int, done: int, left: int) -> Snapshot:
-        progress = Progress(passes, done, 4, left)
+        progress = Progress(passes, done, 20, left)
         return Snapshot(url=NOBODY, state=State.WARMING, since=0, progress=progress)
 
-    for snapshot in (waiting, waiting, warming(1, 0, 9), warming(1, 0, 8), warming(2, 1, 7)):
-        view.show(snapshot)
+    view.show(waiting)
+    view.show(waiting)
+    for done in range(6):
+        view.show(warming(1, done, 9 - done))
+    view.show(warming(2, 5, 1))
     assert lines == [
         "waiting: no answer",
-        "warming: pass 1, 0 of 4 cells done, 9 waves lacking",
-        "warming: pass 2, 1 of 4 cells done, 7 waves lacking",
+        "warming: pass 1, 0 of 20 cells done, 9 waves lacking",
+        "warming: pass 1, 4 of 20 cells done, 5 waves lacking",
+        "warming: pass 2, 5 of 20 cells done, 1 wave lacking",
     ]
 
 
