@@ -94,6 +94,11 @@ class Sidecar:
         """The body of /ready, whatever its status; None while nothing answers."""
         return self.get("/ready")
 
+    def reasons(self) -> list[str]:
+        """Why the gate is shut; none while it is open or nothing answers."""
+        body = self.ready()
+        return [] if body is None or body["ready"] else list(body["reasons"])
+
     def get(self, path: str) -> dict[str, Any] | None:
         try:
             with urllib.request.urlopen(self.url + path, timeout=5) as answer:
