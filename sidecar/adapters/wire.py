@@ -1,10 +1,9 @@
 """One request on one connection of its own, its bytes stamped where they arrive.
 
-A wave needs all its requests at the engine within milliseconds. A pooled client connects, waits
-for its locks and writes body after body: `benchmarks/wave.py` measures 64 requests spread over
-0.3-0.6 s that way. Here the connection is open and everything but the last few bytes of the body
-has been written before the gun; letting go is one small write for each request. The engine can't
-begin before those bytes, for they end the JSON.
+A wave needs all its requests at the engine within milliseconds. A shared pool spread 64 requests
+over 0.1-0.7 s (`benchmarks/wave.py` measures both). Here the connection is open and everything but
+the last few bytes of the body has been written before the gun; letting go is one small write for
+each request. The engine can't begin before those bytes, for they end the JSON.
 """
 
 import asyncio
