@@ -11,9 +11,8 @@ UNKNOWN_DELAY_S = 0.005
 """Where nothing is known yet. An idle engine starts its step within 1-2 ms of a body's arrival;
 anything cold lasts longer than this."""
 
-MIN_DELAY_S = 0.002
-MAX_WAVE_DELAY_S = 0.05
-"""A plug that runs for seconds need not be waited into: only its first step must have begun."""
+MIN_DELAY_S, MAX_DELAY_S = 0.001, 0.05
+"""A step that runs for seconds need not be waited into: it only must have begun."""
 
 _SHARE = 0.25
 _MIN_SHARE, _MAX_SHARE = 0.05, 0.8
@@ -31,6 +30,10 @@ class Pace:
     """held: the plug's prompt; None with led, or where no plug fits (then it can't be held)."""
     wave_after_s: float = 0.0
     """held: the wave, after the plug's body was written."""
+
+
+def _bounded(delay_s: float) -> float:
+    return min(max(MIN_DELAY_S, delay_s), MAX_DELAY_S)
 
 
 class WarmTtft:
@@ -60,8 +63,9 @@ class Pacer:
 
     A plug is a whole number of chunks (m·B tokens), so that no request of the wave finds room in
     its last one; where not even one chunk fits `max_model_len`, it is one shorter prompt and one
-    step. m grows until the plug runs more than twice as long as the wave's bodies take to be
-    written, and doubles when a held wave was not shown.
+    step. Where B is not known, it is a power of two, as every default B is: then it is either
+    whole chunks or one step. m grows until the plug runs more than twice as long as the wave's
+    bodies take to be written, and doubles when a held wave was not shown.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -85,7 +89,7 @@ class Pacer:
         # could only miss the last.
         steps = -(-look.cell.prompt_tokens // self._plan.batched_tokens)
         share = self._share.get(look, _SHARE)
-        return Pace(rest_after_s=max(MIN_DELAY_S, share * ttft_s / steps))
+        return Pace(rest_after_s=_bounded(share * ttft_s / steps))
 
     def _held(self, look: Look) -> Pace:
         chunks = self._chunks.get(look.cell.id, 1)
@@ -94,15 +98,18 @@ class Pacer:
             needed_s = 2 * self._spread_s.get(look.cell.concurrency, 0.0)
             chunks = max(chunks, int(needed_s / self._chunk_s) + 1)
             plug_s = self._chunk_s * chunks
-            delay_s = min(max(MIN_DELAY_S, _SHARE * plug_s), MAX_WAVE_DELAY_S)
+            delay_s = _bounded(_SHARE * plug_s)
         return Pace(plug_tokens=self._plug_tokens(look.cell, chunks), wave_after_s=delay_s)
 
     def _plug_tokens(self, cell: Cell, chunks: int) -> int:
         shortest = self._plan.plug_tokens or 1
         whole = self._plan.batched_tokens
-        if shortest < whole:
-            return shortest
-        return max(shortest, whole * min(chunks, self._longest(cell) // whole, _MAX_CHUNKS))
+        tokens = shortest
+        if shortest >= whole:
+            tokens = whole * max(1, min(chunks, self._longest(cell) // whole, _MAX_CHUNKS))
+        if not self._plan.batched_tokens_known:
+            tokens = 1 << (tokens.bit_length() - 1)
+        return tokens
 
     def _longest(self, cell: Cell) -> int:
         """The longest prompt that surely fits: by the limits where known, else what is sent anyway.

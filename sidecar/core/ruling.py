@@ -7,6 +7,7 @@ from sidecar.core.calls import Call, CellVerdict, GaitFigures, Standing
 from sidecar.core.cells import Cell, Role
 from sidecar.core.facts import EngineFacts
 from sidecar.core.failures import failure
+from sidecar.core.sizes import is_settled
 from sidecar.core.track import MAX_TRIES, QUIET_WAVES, Track
 from sidecar.core.validity import examine
 
@@ -35,6 +36,13 @@ def is_quiet(track: Track, grid: Grid) -> bool:
     reading = track.reading()
     known = reading.known_quiet or not grid.counters_seen
     return reading.quiet_run >= QUIET_WAVES and reading.last_quiet_at > grid.since and known
+
+
+def has_settled(tracks: Sequence[Track], grid: Grid) -> bool:
+    """Whether the batch sizes at which a cell decodes are all met. Only speculation varies them."""
+    if not grid.speculates or tracks[0].look.cell.concurrency == 1:
+        return True
+    return is_settled(e.sizes for track in tracks for e in track.entries if e.counts)
 
 
 def rule(cell: Cell, tracks: Sequence[Track], grid: Grid, *, succeeded: bool) -> CellVerdict:
@@ -104,6 +112,8 @@ def _unknown(cell: Cell, tracks: Sequence[Track], grid: Grid) -> tuple[str, ...]
         reasons.append(
             f"concurrency {cell.concurrency} is above --max-num-seqs {facts.max_num_seqs}"
         )
+    if not has_settled(tracks, grid):
+        reasons.append("accepted drafts end its requests at ever new moments: not all batches met")
     for track in tracks:
         reading, gait = track.reading(), track.look.gait
         if grid.speculates and reading.looks and not reading.accepted:
@@ -133,7 +143,7 @@ def _last_fault(track: Track) -> str:
     for entry in reversed(track.entries):
         if not entry.counts and not entry.foreign and not entry.refused:
             return _fault(entry.missed.value if entry.missed else None, track, entry.at)
-    return "nothing proven"
+    return "others were served during each wave"
 
 
 def _fault(missed: str | None, track: Track, at: int) -> str:

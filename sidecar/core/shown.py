@@ -61,20 +61,25 @@ def miss(wave: WaveResult, plan: Plan, warm_ttft_s: float | None) -> Miss | None
     if max(firsts) >= min(lasts):
         return Miss.NO_OVERLAP
     if wave.look.gait is Gait.HELD:
-        return _held_miss(wave, warm_ttft_s)
+        return _held_miss(wave, plan, warm_ttft_s)
     return _led_miss(wave, plan, warm_ttft_s)
 
 
-def _held_miss(wave: WaveResult, warm_ttft_s: float | None) -> Miss | None:
+def _held_miss(wave: WaveResult, plan: Plan, warm_ttft_s: float | None) -> Miss | None:
     plug_s = None if wave.plug is None else wave.plug.first_s
     if plug_s is None or plug_s <= max(r.sent_s for r in wave.results):
         return Miss.PLUG_GONE
-    first_s = min(_firsts(wave.results))
-    if not _is_grouped(wave):
-        second_s = _second(wave.results)
+    if _may_share(wave, plan) and not _is_grouped(wave):
+        first_s, second_s = min(_firsts(wave.results)), _second(wave.results)
         if second_s is not None and first_s - plug_s < (second_s - first_s) / 4:
             return Miss.PLUG_SHARED
     return None if _is_one_step(wave, wave.results, warm_ttft_s) else Miss.SPLIT
+
+
+def _may_share(wave: WaveResult, plan: Plan) -> bool:
+    """Whether the plug's last chunk leaves room: not if it is whole chunks of a B that is known."""
+    tokens = 0 if wave.plug is None else wave.plug.prompt_tokens or 0
+    return not plan.batched_tokens_known or tokens % plan.batched_tokens != 0
 
 
 def _led_miss(wave: WaveResult, plan: Plan, warm_ttft_s: float | None) -> Miss | None:
@@ -88,7 +93,7 @@ def _led_miss(wave: WaveResult, plan: Plan, warm_ttft_s: float | None) -> Miss |
             return Miss.LEAD_NOT_ALONE
         one_step = not fits or _is_one_step(wave, rest, warm_ttft_s)
         return None if one_step else Miss.REST_SPLIT
-    steps = sorted(_nearest(lead.token_s, first_s) for first_s in _firsts(rest))
+    steps = sorted(nearest(lead.token_s, first_s) for first_s in _firsts(rest))
     if steps[0] == 0 and cell.prompt_tokens <= plan.batched_tokens:
         return Miss.LEAD_NOT_ALONE
     if fits:
@@ -165,7 +170,7 @@ def _is_grouped(wave: WaveResult) -> bool:
     return sum(len(r.token_s) for r in wave.results) < _GROUPED * tokens
 
 
-def _nearest(ticks: Sequence[float], at_s: float) -> int:
+def nearest(ticks: Sequence[float], at_s: float) -> int:
     """Index of the tick nearest to `at_s`."""
     i = bisect_left(ticks, at_s)
     if i == 0 or (i < len(ticks) and ticks[i] - at_s < at_s - ticks[i - 1]):

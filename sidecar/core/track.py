@@ -12,6 +12,7 @@ from sidecar.core.cells import Converge, Gait, Look
 from sidecar.core.plan import Plan
 from sidecar.core.results import WaveResult
 from sidecar.core.shown import Miss, miss
+from sidecar.core.sizes import DecodeBatch, decode_sizes
 
 QUIET_WAVES = 2
 """R6: valid waves, and quiet ones at the end, that each gait needs. Complete verbose log evidence
@@ -27,7 +28,7 @@ MAX_TRIES = 6
 """Waves in a row that prove nothing (invalid, or their batch not shown) before a look rests."""
 
 MAX_LOOKS = 14
-"""Looks of a noisy cell before it rests: more would not tell more."""
+"""Looks in one round before a look rests that is noisy, or whose decode sizes don't settle."""
 
 MAX_FAILURES = 2
 """Failed waves in a row before a cell has failed for this round."""
@@ -59,10 +60,18 @@ class Entry:
 
     f_s: float | None = field(init=False)
     g_s: float = field(init=False)
+    _sizes: frozenset[DecodeBatch] | None = None
 
     def __post_init__(self) -> None:
         self.f_s = first_token_s(self.wave)
         self.g_s = self.wave.g_s
+
+    @property
+    def sizes(self) -> frozenset[DecodeBatch]:
+        """Batch sizes at which it decoded (`sizes.py`)."""
+        if self._sizes is None:
+            self._sizes = decode_sizes(self.wave)
+        return self._sizes
 
     @property
     def counts(self) -> bool:
@@ -92,9 +101,9 @@ class Reading:
     """All that the verdict rests on could be checked by R2."""
     accepted: bool | None
 
-    @property
-    def is_cold(self) -> bool:
-        return self.loud_at >= 0 and not self.quiet_run and not self.is_noisy
+    is_cold: bool
+    """The last wave paid. A later quiet one says that it pays no more, even if it proves nothing
+    else: its batch not shown, a request preempted."""
 
 
 class Track:
@@ -140,12 +149,16 @@ class Track:
         return count
 
     def trailing_tries(self) -> int:
-        """Waves of this round in a row that proved nothing, by their own fault."""
+        """Waves of this round in a row that proved nothing, by their own fault.
+
+        One that paid is not among them: whatever its batch was, it is warmer now.
+        """
         count = 0
+        loud_at = self.reading().loud_at
         for entry in reversed(self.entries[self._round_from :]):
             if entry.foreign or entry.refused:
                 continue
-            if entry.counts:
+            if entry.counts or entry.at == loud_at:
                 break
             count += 1
         return count
@@ -154,8 +167,12 @@ class Track:
         """Whether this look is given up for this round."""
         if self.trailing_tries() >= MAX_TRIES:
             return True
-        looks = sum(e.counts for e in self.entries[self._round_from :])
-        return looks >= MAX_LOOKS and self.reading().is_noisy
+        return self.is_long and self.reading().is_noisy
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it has had as many looks in this round as it gets."""
+        return sum(e.counts for e in self.entries[self._round_from :]) >= MAX_LOOKS
 
     def tolerances_s(self) -> tuple[float, float] | None:
         """τ of F and of G; None before the first wave."""
@@ -173,7 +190,7 @@ class Track:
         g_base = min((e.g_s for e in base), default=None)
         looks = quiet_run = 0
         last_quiet_at = loud_at = event_at = first_at = -1
-        loud_is_foreign = False
+        loud_is_foreign = is_cold = False
         calls: list[bool] = []
         events: list[bool] = []
         run: list[Entry] = []
@@ -181,6 +198,8 @@ class Track:
             loud, event = self._is_loud(entry, f_base or 0.0, g_base or 0.0)
             if event:
                 event_at = entry.at
+            if loud or not entry.foreign:
+                is_cold = loud
             if loud:
                 loud_at, loud_is_foreign, quiet_run = entry.at, entry.foreign, 0
                 run.clear()
@@ -194,6 +213,7 @@ class Track:
             if entry.counts or loud:
                 calls.append(loud)
                 events.append(event)
+        is_noisy = _is_noisy(calls, events)
         rests_on = run[-QUIET_WAVES:]
         accepted = [e.accepted for e in rests_on]
         return Reading(
@@ -206,7 +226,8 @@ class Track:
             loud_is_foreign=loud_is_foreign,
             event_at=max([event_at, *stalled]),
             first_at=first_at,
-            is_noisy=_is_noisy(calls, events),
+            is_noisy=is_noisy,
+            is_cold=is_cold and not is_noisy,
             known_quiet=all(e.known for e in rests_on),
             accepted=True if True in accepted else False if False in accepted else None,
         )

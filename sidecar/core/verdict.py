@@ -27,7 +27,7 @@ from sidecar.core.failures import failure
 from sidecar.core.pacing import WarmTtft
 from sidecar.core.plan import Plan
 from sidecar.core.results import WaveResult
-from sidecar.core.ruling import FOREIGN_WAVES, Grid, is_quiet, rule
+from sidecar.core.ruling import FOREIGN_WAVES, Grid, has_settled, is_quiet, rule
 from sidecar.core.shown import miss
 from sidecar.core.track import EVENT_FACTOR, EVENT_FLOOR_S, MAX_FAILURES, Entry, Track
 from sidecar.core.validity import examine, is_success
@@ -181,7 +181,12 @@ class Judge:
         if case.cell.role is not Role.GRID:
             done = case.succeeded_at is not None
             return [t.look for t in case.tracks if not done and not t.rests()]
-        return [t.look for t in case.tracks if not is_quiet(t, grid) and not t.rests()]
+        settled = has_settled(case.tracks, grid)
+        return [
+            t.look
+            for t in case.tracks
+            if not t.rests() and (not is_quiet(t, grid) or not (settled or t.is_long))
+        ]
 
     def _grid(self) -> Grid:
         return Grid(

@@ -79,7 +79,7 @@ def test_plug_leaves_the_kv_cache_to_the_wave():
         (held(FOUR), None),
         (held(FOUR, split=1), Miss.SPLIT),
         (held(FOUR, plug_s=0.0005), Miss.PLUG_GONE),
-        (held(FOUR, step_s=0.0), Miss.PLUG_SHARED),
+        (held(FOUR, step_s=0.0, plug_tokens=1000), Miss.PLUG_SHARED),
         (led(FOUR), None),
         (led(FOUR, firsts=[0.05, 0.05, 0.06, 0.06]), Miss.LEAD_NOT_ALONE),
         (led(FOUR, firsts=[0.05, 0.06, 0.06, 0.07]), Miss.REST_SPLIT),
