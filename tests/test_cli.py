@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -118,7 +120,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     """--version says the version; each command's help has examples and is readable."""
     assert code_of("--version") == 0
     assert capsys.readouterr().out == f"vllm-warmup {__version__}\n"
-    for command in ("serve", "once", "plan", "report", "shapes"):
+    for command in ("serve", "once", "plan", "report", "shapes", "sim"):
         assert code_of(command, "--help") == 0
         out = capsys.readouterr().out
         assert f"examples:\n  vllm-warmup {command} " in out
@@ -211,9 +213,64 @@ def test_progress_lines_say_each_thing_once() -> None:
     ]
 
 
+@contextmanager
+def sim(*arguments: str) -> Iterator[str]:
+    """`vllm-warmup sim` as a process on a free port; its URL."""
+    command = [sys.executable, "-m", "sidecar", "sim", "--port", "0", "--time-scale", "0.1"]
+    with subprocess.Popen(
+        [*command, *arguments], stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        assert process.stdout is not None
+        found = (re.search(r"Starting vLLM server on (http://\S+)", s) for s in process.stdout)
+        url = next(match[1] for match in found if match)
+        try:
+            yield url
+        finally:
+            process.terminate()
+            process.communicate(timeout=10)
+            assert process.returncode == 0
+
+
+def test_once_against_the_simulator(tmp_path: Path) -> None:
+    """The whole: `sim` serves, `plan` asks it, `once` warms it and exits 0, `report` repeats it."""
+    with sim("--model", "demo") as url:
+        asked = run("plan", "--engine-url", url, "--shapes", "tiny")
+        assert "model demo (/v1/models)" in asked.stdout, asked
+        done = run(
+            *("once", "--engine-url", url, "--shapes", "tiny", "--json"),
+            *("--state-dir", str(tmp_path)),
+        )
+    assert done.returncode == ExitCode.WARM, done
+    warmed = json.loads(done.stdout)
+    assert (warmed["facts"]["model"], warmed["opening"]["open"]) == ("demo", True)
+    assert "warming: pass 1, 0 of 5 cells done" in done.stderr
+    told = run("report", "--state-dir", str(tmp_path))
+    assert told.returncode == 0
+    assert "completions-c1-p350-o8" in told.stdout
+    again = json.loads(run("report", "--state-dir", str(tmp_path), "--json").stdout)
+    assert (again["nonce"], again["waves"]) == (warmed["nonce"], warmed["waves"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--port", "x"], '.*"x" is no whole number from 0 to 65535; give one.*'),
+        (["--time-scale", "0"], '.*"0" is no number above 0; give one.*'),
+        (["--rules", "/nowhere/r"], ".*rules file /nowhere/r.*"),
+        (["--log-file", "/nowhere/l"], ".*log file /nowhere/l.*"),
+    ],
+)
+def test_bad_arguments_of_sim(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each gets one line and exit 2."""
+    assert code_of("sim", *arguments) == ExitCode.CONFIG
+    assert re.fullmatch(sentence + "\n", capsys.readouterr().err)
+
+
 def test_heavy_modules_are_imported_by_the_command_that_needs_them() -> None:
     """`--help` is at once: neither pydantic nor the web server is imported for it."""
-    script = "import sys; from sidecar.cli import _parser; _parser(); print(*sys.modules)"
+    script = "import sys; import sidecar.cli as c; c.parser_of_all(); print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True
     ).stdout.split()

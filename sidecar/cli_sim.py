@@ -1,0 +1,32 @@
+"""`sim`: the simulated engine, for a demonstration or for trying a shapes file."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from sidecar.simulator.program import DEMO, run_simulator, with_rules_file
+
+
+def sim(options: argparse.Namespace) -> int:
+    """Serve until a signal. Raises ConfigError where the port or a file can't be had."""
+    limits = {
+        name: value
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
+        if (value := getattr(options, name)) is not None
+    }
+    profile = replace(
+        DEMO,
+        model=options.model,
+        seed=options.seed,
+        time_scale=options.time_scale,
+        api_key=options.api_key,
+        dev_mode=options.dev_mode,
+        log_iterations=options.log_iterations,
+        engine=replace(DEMO.engine, **limits),
+    )
+    if options.start_delay_s is not None:
+        profile = replace(profile, start_delay_s=options.start_delay_s)
+    if options.rules is not None:
+        profile = with_rules_file(profile, Path(options.rules))
+    log_file = None if options.log_file is None else Path(options.log_file)
+    return run_simulator(profile, host=options.host, port=options.port, log_file=log_file)
