@@ -196,7 +196,8 @@ async def simulator(
 def _reserve(host: str, port: int) -> socket.socket:
     """Bound and not listening: a connect is refused."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    reserved = socket.socket(family, socket.SOCK_STREAM)
+    # With the protocol named, asyncio sets TCP_NODELAY on what it accepts.
+    reserved = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind((host, port))

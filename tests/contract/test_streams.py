@@ -1,0 +1,165 @@
+"""Answers, streamed and whole: their shapes, their usage, their end."""
+
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.contract.target import BEARER, MAX_MODEL_LEN, MODEL, Target, chat, completion
+
+USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
+CONTINUOUS: dict[str, Any] = {
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True}
+}
+CHUNK = {"id", "object", "created", "model", "choices"}
+TEXT_CHOICE = {
+    *("index", "text", "logprobs", "finish_reason", "stop_reason", "prompt_token_ids"),
+    "token_ids",
+}
+ABORT_LIMIT_S = 10.0
+
+
+async def test_a_completion_streams_text_usage_and_done(target: Target) -> None:
+    """Text chunks, the last with `length`; a usage chunk without choices; [DONE]."""
+    *chunks, usage, done = await target.stream("/v1/completions", completion(3, 5, **USAGE))
+    assert done.data == "[DONE]"
+    for chunk in chunks:
+        assert set(chunk.json) == CHUNK
+        assert chunk.json["object"] == "text_completion"
+        assert set(chunk.json["choices"][0]) == TEXT_CHOICE
+    ends = [chunk.json["choices"][0]["finish_reason"] for chunk in chunks]
+    assert ends == [None] * (len(chunks) - 1) + ["length"]
+    assert set(usage.json) == CHUNK | {"usage", "system_fingerprint"}
+    assert usage.json["choices"] == []
+    counted = usage.json["usage"]
+    assert (counted["prompt_tokens"], counted["completion_tokens"]) == (3, 5)
+    assert counted["total_tokens"] == 8
+    assert usage.json["id"].startswith("cmpl-")
+
+
+async def test_without_usage_the_last_chunk_has_the_fingerprint(target: Target) -> None:
+    """No usage chunk: the chunk that ends the answer is the last one."""
+    *_, last, done = await target.stream("/v1/completions", completion())
+    assert done.data == "[DONE]"
+    assert set(last.json) == CHUNK | {"system_fingerprint"}
+    assert last.json["choices"][0]["finish_reason"] == "length"
+
+
+async def test_continuous_usage_counts_up(target: Target) -> None:
+    """Every chunk says how many tokens there are so far."""
+    *chunks, _ = await target.stream("/v1/completions", completion(3, 4, **CONTINUOUS))
+    counts = [chunk.json["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert (counts[0] >= 1, counts[-1]) == (True, 4)
+
+
+async def test_token_ids_come_when_asked(target: Target) -> None:
+    """return_token_ids: the prompt's with the first chunk, the output's with each."""
+    body = completion(3, 4, return_token_ids=True)
+    *chunks, _ = await target.stream("/v1/completions", body)
+    choices = [chunk.json["choices"][0] for chunk in chunks]
+    assert choices[0]["prompt_token_ids"] == body["prompt"]
+    assert all(choice["prompt_token_ids"] is None for choice in choices[1:])
+    assert sum(len(choice["token_ids"]) for choice in choices) == 4
+
+
+async def test_a_chat_streams_its_role_with_the_first_token(target: Target) -> None:
+    """The role chunk has an empty content and comes no earlier than the first token."""
+    role, *chunks, usage, done = await target.stream("/v1/chat/completions", chat(**USAGE))
+    assert role.json["object"] == "chat.completion.chunk"
+    assert role.json["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert set(role.json) == CHUNK | {"prompt_token_ids", "prompt_text"}
+    assert chunks[0].at_s - role.at_s < 0.05
+    for chunk in chunks:
+        assert set(chunk.json) == CHUNK
+        assert set(chunk.json["choices"][0]["delta"]) <= {"content"}
+    last = chunks[-1].json["choices"][0]
+    assert last["finish_reason"] == "length"
+    assert "stop_reason" in last
+    assert usage.json["usage"]["completion_tokens"] == 3
+    assert usage.json["id"].startswith("chatcmpl-")
+    assert done.data == "[DONE]"
+
+
+async def test_whole_answers_have_their_fields(target: Target) -> None:
+    """Without `stream`: one object, with usage and its details."""
+    text = (await target.post("/v1/completions", completion(3, 4))).json()
+    assert set(text) == CHUNK | {
+        *("service_tier", "system_fingerprint", "usage", "kv_transfer_params"),
+        *("ec_transfer_params", "metrics"),
+    }
+    assert set(text["choices"][0]) == TEXT_CHOICE | {"prompt_logprobs", "routed_experts"}
+    said = (await target.post("/v1/chat/completions", chat())).json()
+    message = said["choices"][0]["message"]
+    assert (said["object"], message["role"]) == ("chat.completion", "assistant")
+    assert message["content"]
+    for answer in (text, said):
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] is not None
+        assert answer["usage"]["completion_tokens_details"] is None
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 15, 16, 17, 513, MAX_MODEL_LEN - 1])
+async def test_usage_is_exact(target: Target, tokens: int) -> None:
+    """Prompt and output tokens are those that were asked for."""
+    usage = (await target.post("/v1/completions", completion(tokens, 1))).json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (tokens, 1)
+
+
+async def test_output_is_cut_to_fit(target: Target) -> None:
+    """Asked for more than max_model_len allows, the answer is silently shorter."""
+    body = completion(MAX_MODEL_LEN - 2, 10)
+    answer = (await target.post("/v1/completions", body)).json()
+    assert answer["usage"]["completion_tokens"] == 2
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+async def test_several_prompts_and_copies_are_choices(target: Target) -> None:
+    """Two prompts × n = 2 give four choices; usage counts each prompt once."""
+    body = completion(n=2, max_tokens=1) | {"prompt": [[300, 301], [302]]}
+    answer = (await target.post("/v1/completions", body)).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert answer["usage"]["prompt_tokens"] == 3
+    assert answer["usage"]["completion_tokens"] == 4
+
+
+async def test_both_forms_of_tokenize_agree_with_usage(target: Target) -> None:
+    """Counts are those of the tokens; a chat's count is its prompt_tokens."""
+    text = (await target.post("/tokenize", {"model": MODEL, "prompt": "Hello there"})).json()
+    assert set(text) == {"count", "max_model_len", "tokens", "token_strs"}
+    assert text["count"] == len(text["tokens"])
+    back = (await target.post("/detokenize", {"model": MODEL, "tokens": text["tokens"]})).json()
+    assert back == {"prompt": "Hello there"}
+    body = chat("Hello there", 1)
+    used = (await target.post("/v1/completions", completion() | {"prompt": "Hello there"})).json()
+    assert used["usage"]["prompt_tokens"] == text["count"]
+    counts = {}
+    for thinks in (True, False):
+        controls = {"chat_template_kwargs": {"enable_thinking": thinks}}
+        asked = {"model": MODEL, "messages": body["messages"], **controls}
+        counts[thinks] = (await target.post("/tokenize", asked)).json()["count"]
+        said = (await target.post("/v1/chat/completions", {**body, **controls})).json()
+        assert said["usage"]["prompt_tokens"] == counts[thinks]
+    assert counts[True] > text["count"]
+    assert counts[False] > counts[True]
+
+
+async def test_the_first_request_of_a_life_is_cold(target: Target) -> None:
+    """The second takes less than half as long to its first token."""
+    assert target.second_request_s < target.first_request_s / 2
+
+
+async def test_a_client_that_leaves_aborts_its_request(target: Target) -> None:
+    """Closing a stream ends the engine's work, and counts as an abort."""
+    before = (await target.page()).sum("vllm:request_success_total", finished_reason="abort")
+    body = {**completion(3, MAX_MODEL_LEN - 100), "stream": True}
+    async with target.client.stream("POST", "/v1/completions", json=body, headers=BEARER) as answer:
+        await anext(answer.aiter_bytes())
+    with anyio.fail_after(ABORT_LIMIT_S):
+        while True:
+            page = await target.page()
+            aborted = page.sum("vllm:request_success_total", finished_reason="abort") - before
+            if aborted and not page.sum("vllm:num_requests_running"):
+                break
+            await anyio.sleep(0.05)
+    assert aborted == 1
