@@ -111,8 +111,11 @@ class Attempt:
         released_at = self._utc()
         boot.in_flight = look
         gate.note(is_active=True)
-        wave = await self._replay.run(look)
-        boot.in_flight = None
+        try:
+            wave = await self._replay.run(look)
+        except anyio.get_cancelled_exc_class():
+            gate.note(totals=gate.snapshot.totals.with_cancelled())
+            raise
         judged = self._judge.feed(wave)
         boot.add(row_of(judged, at=released_at))
         self._took_s[look] = self._utc() - released_at
@@ -125,7 +128,8 @@ class Attempt:
         )
         if any(r.outcome is not Outcome.OK for r in wave.results):
             # The next wave would only be blamed for an engine that this one may have killed.
-            await self._watch.confirm()
+            await self._watch.stop_if_lost()
+        boot.in_flight = None
 
     def _tell(self, began_at: float) -> None:
         """How far it is, and the verdict as of now."""

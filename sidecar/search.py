@@ -10,13 +10,12 @@ from sidecar.core.boot import BootMark, Sameness, Sightings, compare
 from sidecar.core.errors import EngineRejected, EngineUnavailable
 from sidecar.core.facts import EngineFacts
 from sidecar.core.health import Health
+from sidecar.core.policy import Rhythm
 from sidecar.watch import NOT_ONE_ENGINE, Probed, is_telling
 
-_EVERY_S = 1.0
 _MARKS = 3
 """Marks taken before a new boot is believed: two engines behind one address answer in turn."""
 _MARKS_AFTER_SEVERAL = 6
-_BETWEEN_MARKS_S = 0.2
 
 
 class Learned(Probed, Protocol):
@@ -42,10 +41,12 @@ class Search:
         self,
         engine: Learned,
         sightings: Sightings,
+        rhythm: Rhythm,
         tell: Callable[[EngineUnavailable, float], None],
     ) -> None:
         self._engine = engine
         self._sightings = sightings
+        self._rhythm = rhythm
         self._tell = tell
         self._saw_several = False
 
@@ -63,7 +64,7 @@ class Search:
                 return await self._try(health, known, broken)
             except EngineUnavailable as problem:
                 self._tell(problem, anyio.current_time() - began_at)
-            await anyio.sleep(_EVERY_S)
+            await anyio.sleep(self._rhythm.search_every_s)
 
     async def _try(self, health: str, known: BootMark | None, broken: bool) -> Found:
         if health == Health.UP and known is not None and not self._saw_several:
@@ -74,10 +75,13 @@ class Search:
                 return Found(mark, facts=None)
             self._saw_several = several
         facts = await self._engine.learn()
-        mark = await self._one_identity(broken)
-        if health != Health.UP and (health := await self._engine.health()) != Health.UP:
-            raise EngineUnavailable(f"the engine is not up yet: /health is {health}")
-        return Found(mark, facts)
+        if health != Health.UP:
+            # Asked all the same: a wrong key or model is said while the engine still starts.
+            health = await self._engine.health()
+            if health != Health.UP:
+                raise EngineUnavailable(f"the engine is not up yet: /health is {health}")
+            return await self._try(health, known, broken)
+        return Found(await self._one_identity(broken), facts)
 
     async def _telling_mark(self) -> BootMark:
         """An engine that has just come back may be late with its first /metrics."""
@@ -85,7 +89,7 @@ class Search:
         for _ in range(2):
             if is_telling(mark):
                 break
-            await anyio.sleep(_BETWEEN_MARKS_S)
+            await anyio.sleep(self._rhythm.between_marks_s)
             mark = await self._engine.mark()
         return mark
 
@@ -96,7 +100,7 @@ class Search:
         for _ in range((_MARKS_AFTER_SEVERAL if self._saw_several else _MARKS) - 1):
             if not is_telling(mark) or several:
                 break
-            await anyio.sleep(_BETWEEN_MARKS_S)
+            await anyio.sleep(self._rhythm.between_marks_s)
             later = await self._engine.mark()
             if is_telling(later):
                 several = self._sightings.see(later) or compare(mark, later) is Sameness.OTHER

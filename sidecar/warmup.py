@@ -84,7 +84,7 @@ class Conductor:
         self._door = Door(policy.url, utc=utc, ready_file=ready_file, on_change=on_change)
         self._gate = self._door.gate
         self._sightings = Sightings()
-        self._search = Search(engine, self._sightings, self._tell_waiting)
+        self._search = Search(engine, self._sightings, policy.rhythm, self._tell_waiting)
         self._lost_because: tuple[str, ...] = ()
         self._report: Report | None = None
 
@@ -215,7 +215,7 @@ class Conductor:
             return await self._warm(boot, watch)
         except WarmupError as problem:
             if isinstance(problem, EngineUnavailable):
-                await watch.confirm()
+                await watch.stop_if_lost()
             return _Shut((str(problem),), problem.exit_code)
         except Exception as problem:
             log.exception("a bug: the gate stays shut")
@@ -313,7 +313,6 @@ class Conductor:
         if boot.in_flight is not None:
             look, boot.in_flight = boot.in_flight, None
             reasons = (*reasons, f"a wave of {look.cell.id} ({look.gait}) was in flight")
-            self._gate.note(totals=self.snapshot.totals.with_cancelled())
         self._lost_because = reasons
         self._door.move(Event.LOST, reasons=reasons)
 

@@ -69,9 +69,12 @@ class Watch:
         assert self._loss is not None
         return self._loss
 
-    async def confirm(self) -> None:
-        """Ask once more, now: a wave broke. Ends the watch when the engine is gone."""
+    async def stop_if_lost(self) -> None:
+        """Ask once more, now, because something broke. If the engine is gone this never returns:
+        the loss is reported, and who asked waits to be cancelled."""
         self._judge(await self._engine.health())
+        if self._loss is not None:
+            await anyio.sleep_forever()
 
     async def _watch_health(self) -> None:
         late, late_since = 0, 0.0

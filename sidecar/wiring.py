@@ -157,19 +157,27 @@ async def serve(
             async for number in signals:
                 log.info("signal=%s: shutting the gate", signal.Signals(number).name)
                 await parts.conductor.stop()
-                server.should_exit = True
                 group.cancel_scope.cancel()
                 return
 
+    async def answer() -> None:
+        # It ends by `should_exit` alone: cut off, it would leave its sockets behind.
+        with anyio.CancelScope(shield=True):
+            await server.serve([listener])
+
     try:
         async with anyio.create_task_group() as whole:
-            whole.start_soon(server.serve, [listener])
-            async with anyio.create_task_group() as group:
-                group.start_soon(stop_at_signal, group)
-                group.start_soon(parts.conductor.run)
+            whole.start_soon(answer)
+            try:
+                async with anyio.create_task_group() as group:
+                    group.start_soon(stop_at_signal, group)
+                    group.start_soon(parts.conductor.run)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await parts.conductor.stop()
+                server.should_exit = True
     finally:
         with anyio.CancelScope(shield=True):
-            await parts.conductor.stop()
             await parts.engine.aclose()
         listener.close()
     return ExitCode.WARM

@@ -14,6 +14,10 @@ class Rhythm:
     late_answers: int = 3
     """Health answers in a row that timed out, and that for at least `late_s`."""
     late_s: float = 10.0
+    search_every_s: float = 1.0
+    """While there is no engine."""
+    between_marks_s: float = 0.2
+    """Of the marks that are taken before a new boot is believed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,91 @@
+"""A whole sidecar in this process, and what an operator sees of it."""
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import anyio
+import httpx
+
+from sidecar import wiring
+from sidecar.core.policy import Rhythm
+from sidecar.core.shapes import parse
+from sidecar.settings import Settings
+from sidecar.simulator.model import EngineConfig
+from sidecar.simulator.profile import Profile
+
+PROFILE = Profile(
+    engine=EngineConfig(
+        max_model_len=2048,
+        max_num_seqs=8,
+        max_num_batched_tokens=512,
+        kv_cache_tokens=16_384,
+        prefill_s_per_token=5e-4,
+        decode_step_s=0.004,
+        noise_small=0.05,
+        noise_large=0.05,
+        outlier_rate=0.0,
+    ),
+    time_scale=0.2,
+    dev_mode=True,
+)
+
+WARM = replace(PROFILE, rules=())
+"""An engine that never pays for anything: for tests of what comes after the warm-up."""
+
+SHAPES = "cells: [{concurrency: 1, prompt_tokens: 65, output_tokens: 2}]"
+
+QUICK = Rhythm(health_every_s=0.1, mark_every_s=0.5, search_every_s=0.1, between_marks_s=0.02)
+
+
+class Sidecar:
+    """One running `serve`."""
+
+    def __init__(self, port):
+        self.url = f"http://127.0.0.1:{port}"
+        self.client = httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=5)
+
+    async def ready(self):
+        return (await self.client.get("/ready")).json()
+
+    async def until(self, condition, limit_s=15.0):
+        """Poll /ready until its body meets `condition`; the body."""
+        with anyio.fail_after(limit_s):
+            while True:
+                body = await self.ready()
+                if condition(body):
+                    return body
+                await anyio.sleep(0.03)
+
+    async def until_ready(self):
+        return await self.until(lambda body: body["ready"])
+
+
+def settings(url, **changes):
+    return Settings(engine_url=url, host="127.0.0.1", port=0, **changes)
+
+
+@asynccontextmanager
+async def serving(url, *, shapes=SHAPES, rhythm=QUICK, **changes):
+    """A sidecar for the engine at `url`, stopped as at the end of its process."""
+    listening = anyio.Event()
+    ports = []
+
+    def on_listening(port):
+        ports.append(port)
+        listening.set()
+
+    async def serve():
+        await wiring.serve(
+            settings(url, **changes),
+            parse(shapes, "shapes.yaml"),
+            rhythm=rhythm,
+            on_listening=on_listening,
+        )
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(serve)
+        await listening.wait()
+        sidecar = Sidecar(ports[0])
+        async with sidecar.client:
+            yield sidecar
+            group.cancel_scope.cancel()
