@@ -74,14 +74,15 @@ def picture(status: dict[str, Any] | None, began: float) -> RenderableType:
 def table(cells: list[dict[str, Any]]) -> Table:
     """Cold against warm: each cell and gait with every first-token time it has had."""
     shown = Table(box=None, padding=(0, 2))
-    for head in ("cell", "gait", "slowest first token of each wave, s", "verdict"):
-        shown.add_column(head, overflow="fold")
+    for head in ("cell", "gait", "verdict"):
+        shown.add_column(head, no_wrap=True)
+    shown.add_column("slowest first token of each wave, s")
     for cell in cells:
         for figures in cell["figures"]:
             waves = [wave for wave in cell["waves"] if wave["gait"] == figures["gait"]]
             times = Text(" ").join(figure(wave["f_s"], figures["baseline_f_s"]) for wave in waves)
             verdict = Text(cell["verdict"], style=COLOURS.get(cell["verdict"], ""))
-            shown.add_row(cell["id"], figures["gait"], times, verdict)
+            shown.add_row(cell["id"], figures["gait"], verdict, times)
     return shown
 
 
@@ -119,7 +120,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--engine", choices=["sim", "vllm"], default="sim")
     engine = {"sim": simulated, "vllm": real}[parser.parse_args().engine]
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     with tempfile.TemporaryDirectory(prefix="warmup-demo-") as scratch:
         folder = Path(scratch)
         try:

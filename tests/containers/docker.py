@@ -109,7 +109,8 @@ def engine_version() -> str:
     try:
         return Docker()("version", "--format", "{{.Server.Version}}", limit_s=20)
     except (OSError, AssertionError, subprocess.TimeoutExpired) as problem:
-        raise NoDocker(f"no Docker Engine answers to `{' '.join(COMMAND)}`: {problem}") from None
+        why = str(problem).strip().splitlines()[-1]
+        raise NoDocker(f"no Docker Engine answers to `{' '.join(COMMAND)}` ({why})") from None
 
 
 def get(url: str) -> Answer | None:
