@@ -16,8 +16,10 @@ beforehand, with all but the last 64 bytes of each body written, spread 64 over 
 
 import argparse
 import asyncio
+import http.client
 import json
 import multiprocessing
+import socket
 import statistics
 import sys
 import time
@@ -26,15 +28,18 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import httpx
+import uvicorn
 
 from sidecar.adapters.bodies import Bodies
 from sidecar.adapters.engine import Engine
 from sidecar.adapters.replay import Replay
 from sidecar.core.cells import Cell, Gait, Look
 from sidecar.core.facts import EngineFacts
+from sidecar.core.gate import Snapshot, State
 from sidecar.core.pacing import Pace, Pacer
 from sidecar.core.plan import Plan
 from sidecar.core.results import WaveResult
+from sidecar.web import create_app
 
 FIRST_TOKEN_S = 0.05
 """The server's time from a body to its first token."""
@@ -121,6 +126,18 @@ def _server(ready: Connection) -> None:
     asyncio.run(serve())
 
 
+def _probe(to: Connection, port: int) -> None:
+    """A prober in a process of its own: /ready every 10 ms on one connection, until told to end."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    took = []
+    while not to.poll(0.01):
+        started = time.monotonic()
+        connection.request("GET", "/ready")
+        connection.getresponse().read()
+        took.append(time.monotonic() - started)
+    to.send(took)
+
+
 # The client, and what is measured.
 
 
@@ -166,12 +183,26 @@ def row(what: str, seconds: Sequence[float], bound_ms: float | None) -> Row:
     return Row(what, p99(seconds) * 1e3, bound_ms, statistics.median(seconds) * 1e3)
 
 
-async def loop_lag(stop: asyncio.Event, lags: list[float], tick_s: float = 0.002) -> None:
-    """How late the loop comes back: what a probe would wait."""
+def worst(what: str, seconds: Sequence[float], bound_ms: float) -> Row:
+    """A row whose bound holds for the very worst."""
+    return Row(what, max(seconds) * 1e3, bound_ms, statistics.median(seconds) * 1e3)
+
+
+@dataclass
+class Lag:
+    """How late the loop came back, and how long this thread itself held it."""
+
+    late_s: list[float]
+    held_s: list[float]
+
+
+async def watch_loop(stop: asyncio.Event, lag: Lag, tick_s: float = 0.002) -> None:
+    """What a probe would wait, tick by tick."""
     while not stop.is_set():
-        due = time.monotonic() + tick_s
+        due_s, used_s = time.monotonic() + tick_s, time.thread_time()
         await asyncio.sleep(tick_s)
-        lags.append(max(0.0, time.monotonic() - due))
+        lag.late_s.append(max(0.0, time.monotonic() - due_s))
+        lag.held_s.append(time.thread_time() - used_s)
 
 
 async def served(url: str) -> dict[str, Served]:
@@ -213,6 +244,7 @@ async def spread(
 async def stamps(url: str, repeat: int) -> Row:
     """The client's first-token stamp against the moment the server wrote it."""
     errors = []
+    await served(url)
     for _ in range(repeat):
         [wave] = await waves(url, Cell(64, 350, 16), 1)
         truth = await served(url)
@@ -222,17 +254,38 @@ async def stamps(url: str, repeat: int) -> Row:
     return row("first token of 64 streams, stamped late by, ms", [abs(e) for e in errors], 5)
 
 
-async def lag(
-    work: Callable[[], Awaitable[object]], what: str, bound_ms: float, *, worst: bool
-) -> Row:
-    """How late the loop is while `work` runs."""
-    stop, lags = asyncio.Event(), []  # type: ignore[var-annotated]
-    watcher = asyncio.create_task(loop_lag(stop, lags))
+async def lag_during(work: Callable[[], Awaitable[object]]) -> Lag:
+    """The loop's lag while `work` runs."""
+    stop, lag = asyncio.Event(), Lag([], [])
+    watcher = asyncio.create_task(watch_loop(stop, lag))
     await work()
     stop.set()
     await watcher
-    told = row(what, lags, bound_ms)
-    return Row(what, max(lags) * 1e3, bound_ms, told.typical) if worst else told
+    return lag
+
+
+async def probed(url: str) -> Row:
+    """What a prober waits for /ready while 64 prompts of 8,192 tokens are made, sent and read."""
+    snapshot = Snapshot(url=url, state=State.WARMING, since=0.0)
+    options = {"log_config": None, "access_log": False, "lifespan": "off", "ws": "none"}
+    server = uvicorn.Server(uvicorn.Config(create_app(lambda: snapshot), **options))  # type: ignore[arg-type]
+    listener = socket.create_server(("127.0.0.1", 0))
+    # asyncio sets it only on sockets made with a protocol number, which these are not; without it
+    # a kept connection waits 40 ms for the peer's delayed acknowledgement.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    serving = asyncio.create_task(server.serve([listener]))
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    prober = context.Process(target=_probe, args=(theirs, listener.getsockname()[1]), daemon=True)
+    prober.start()
+    await asyncio.sleep(1.0)  # the prober's interpreter starts
+    await waves(url, Cell(64, 8192, 16), 4)
+    ours.send("end")
+    took = await asyncio.to_thread(ours.recv)
+    prober.join(10)
+    server.should_exit = True
+    await serving
+    return row("/ready during 64 x 8192 tokens, ms", took, 20)
 
 
 async def pooled(url: str, repeat: int, tokens: int) -> list[float]:
@@ -293,10 +346,17 @@ async def measure(url: str, repeat: int) -> list[Row]:
         await Bodies(engine, FACTS, "long").wave(Cell(8, 131_072, 1), 1)
         await engine.aclose()
 
-    rows.append(await lag(wide, "event loop late during 64 x 8192 tokens, ms", 20, worst=False))
-    rows.append(
-        await lag(long, "event loop late at most, making 8 x 131072 tokens, ms", 50, worst=True)
-    )
+    idle = await lag_during(lambda: asyncio.sleep(1.0))
+    during = await lag_during(wide)
+    making = await lag_during(long)
+    rows += [
+        row("event loop late with nothing to do, ms (others on this machine)", idle.late_s, None),
+        row("event loop late during 64 x 8192 tokens, ms", during.late_s, 20),
+        row("  held by our own thread between two ticks, ms", during.held_s, 20),
+        await probed(url),
+        worst("event loop late at most, making 8 x 131072 tokens, ms", making.late_s, 50),
+        worst("  held by our own thread at most, ms", making.held_s, 50),
+    ]
     await served(url)
     pool = await pooled(url, max(3, repeat // 4), 350)
     rows.append(row("spread of 64 x 350 tokens by one httpx pool, written, ms", pool, None))

@@ -92,7 +92,7 @@ class Bodies:
             "model": self._facts.model,
             self._limit_field(endpoint): output_tokens,
             "ignore_eos": True,
-            "cache_salt": secrets.token_hex(16),
+            "cache_salt": f"warmup-{self._nonce}-{secrets.token_hex(8)}",
             "stream": True,
             "stream_options": {"include_usage": True},
         }

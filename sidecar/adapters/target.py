@@ -3,6 +3,8 @@
 import ssl
 from dataclasses import dataclass
 
+from sidecar.core.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -25,9 +27,15 @@ class Target:
 def tls_context(ca_file: str | None, *, verify: bool) -> ssl.SSLContext:
     """A client context; without `verify` the peer is not checked at all.
 
-    Raises OSError or ssl.SSLError where the CA file can't be read.
+    Raises ConfigError where the CA file can't be used.
     """
-    context = ssl.create_default_context(cafile=ca_file)
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+    except (OSError, ssl.SSLError) as problem:
+        why = "it holds no PEM certificate" if isinstance(problem, ssl.SSLError) else problem
+        raise ConfigError(
+            f"the CA file {ca_file} can't be used ({why}): set WARMUP_TLS_CA_FILE to a PEM file"
+        ) from None
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

@@ -310,3 +310,15 @@ def test_a_key_that_can_not_be_a_header_is_refused() -> None:
     """A key with a line break would smuggle a header in."""
     with pytest.raises(ConfigError, match="API key"):
         Engine("http://127.0.0.1:1", api_key="a\r\nX-Evil: 1")
+
+
+@pytest.mark.parametrize("content", [None, "hello"])
+def test_a_ca_file_that_can_not_be_used_is_one_sentence(
+    tmp_path: Path, content: str | None
+) -> None:
+    """Missing, or without a certificate in it."""
+    path = tmp_path / "ca.pem"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=r"ca\.pem can't be used.*WARMUP_TLS_CA_FILE"):
+        Engine("https://127.0.0.1:1", tls_ca_file=str(path))
