@@ -43,6 +43,7 @@ OWNED = {
         ),
         "it would change the length of the prompt",
     ),
+    "documents": "/tokenize doesn't take them, so that the prompt's length can't be made exact",
     "include_reasoning": "hidden reasoning has no first token that could be timed",
     "return_tokens_as_token_ids": "the sidecar reads the tokens as they come",
     "kv_transfer_params": "half a transfer holds KV blocks until it times out",
@@ -129,7 +130,6 @@ class ChatVariant(_Common):
     tools: list[dict[str, Any]] | None = Field(default=None, max_length=256)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    documents: list[dict[str, Any]] | None = Field(default=None, max_length=256)
 
 
 def fields_of(variant: CompletionsVariant | ChatVariant) -> dict[str, Any]:

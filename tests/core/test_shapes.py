@@ -108,6 +108,7 @@ BAD = [
     (CELL + "variants: {v: {reasoning_effort: max}}", ".*for chat only; add endpoint: chat"),
     (CELL + "variants: {v: {max_tokens: 5}}", ".*not for a variant to set: .*output_tokens.*"),
     (CELL + "variants: {v: {stream: true}}", ".*not for a variant to set: the sidecar streams.*"),
+    (CELL + "variants: {v: {endpoint: chat, documents: []}}", ".*documents.*/tokenize doesn't.*"),
     (CELL + "variants: {v: {min_tokens: 5}}", ".*not for a variant to set.*"),
     (CELL + "variants: {v: {guided_json: {}}}", r".*write structured_outputs: \{json: …\}"),
     (CELL + "variants: {v: {temperature: -1}}", ".*variants.v.temperature: -1 is out of range.*"),
