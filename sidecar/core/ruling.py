@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from sidecar.core.calls import Call, CellVerdict, GaitFigures, Standing
 from sidecar.core.cells import Cell, Role
+from sidecar.core.decoding import is_settled
 from sidecar.core.facts import EngineFacts
 from sidecar.core.failures import failure
-from sidecar.core.sizes import is_settled
 from sidecar.core.track import MAX_TRIES, QUIET_WAVES, Track
 from sidecar.core.validity import examine
 
@@ -40,9 +40,10 @@ def is_quiet(track: Track, grid: Grid) -> bool:
 
 def has_settled(tracks: Sequence[Track], grid: Grid) -> bool:
     """Whether the batch sizes at which a cell decodes are all met. Only speculation varies them."""
-    if not grid.speculates or tracks[0].look.cell.concurrency == 1:
+    cell = tracks[0].look.cell
+    if not grid.speculates or cell.concurrency == 1:
         return True
-    return is_settled(e.sizes for track in tracks for e in track.entries if e.counts)
+    return is_settled([e.decoding for t in tracks for e in t.entries if e.counts], cell)
 
 
 def rule(cell: Cell, tracks: Sequence[Track], grid: Grid, *, succeeded: bool) -> CellVerdict:
@@ -94,7 +95,8 @@ def _cold(track: Track) -> str:
     entry = next(e for e in reversed(track.entries) if e.at == reading.loud_at)
     f_s, f_base_s = entry.f_s or 0.0, reading.f_base_s or 0.0
     g_s, g_base_s = entry.g_s, reading.g_base_s or 0.0
-    if f_s - f_base_s >= g_s - g_base_s:
+    f_tau_s, g_tau_s = track.tolerances_s() or (1.0, 1.0)
+    if (f_s - f_base_s) / f_tau_s >= (g_s - g_base_s) / g_tau_s:
         return f"its last wave took {f_s:.3f} s to the last first token, {f_base_s:.3f} s at best"
     return f"its last wave stalled {g_s:.3f} s between two tokens, {g_base_s:.3f} s at best"
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from sidecar.core.cells import Converge, Gait, Look
+from sidecar.core.decoding import Decoding, decoding
 from sidecar.core.plan import Plan
 from sidecar.core.results import WaveResult
 from sidecar.core.shown import Miss, miss
-from sidecar.core.sizes import DecodeBatch, decode_sizes
 
 QUIET_WAVES = 2
 """R6: valid waves, and quiet ones at the end, that each gait needs. Complete verbose log evidence
@@ -60,18 +60,18 @@ class Entry:
 
     f_s: float | None = field(init=False)
     g_s: float = field(init=False)
-    _sizes: frozenset[DecodeBatch] | None = None
+    _decoding: Decoding | None = None
 
     def __post_init__(self) -> None:
         self.f_s = first_token_s(self.wave)
         self.g_s = self.wave.g_s
 
     @property
-    def sizes(self) -> frozenset[DecodeBatch]:
-        """Batch sizes at which it decoded (`sizes.py`)."""
-        if self._sizes is None:
-            self._sizes = decode_sizes(self.wave)
-        return self._sizes
+    def decoding(self) -> Decoding:
+        """In which batches it decoded."""
+        if self._decoding is None:
+            self._decoding = decoding(self.wave)
+        return self._decoding
 
     @property
     def counts(self) -> bool:

@@ -24,11 +24,13 @@ def test_wave_of_one_needs_no_pace():
 def test_rest_aims_into_the_first_step():
     """The rest is let go within the lead's warm time to first token, sooner for long prompts."""
     pacer = Pacer(PLAN)
-    pacer.feed(led(FOUR, ttft_s=0.4))
+    pacer.feed(led(FOUR, ttft_s=0.16))
     long = cell(4, 8192)
-    pacer.feed(led(cell(1, 8192), ttft_s=0.8))
-    assert pacer.pace(LED).rest_after_s == pytest.approx(0.1)
-    assert pacer.pace(Look(long, Gait.LED)).rest_after_s == pytest.approx(0.05)
+    pacer.feed(led(cell(1, 8192), ttft_s=0.16))
+    pacer.feed(led(cell(4, 50), ttft_s=40.0))
+    assert pacer.pace(LED).rest_after_s == pytest.approx(0.04)
+    assert pacer.pace(Look(long, Gait.LED)).rest_after_s == pytest.approx(0.01)
+    assert pacer.pace(Look(cell(4, 50), Gait.LED)).rest_after_s == 0.05  # cold: no need to wait on
 
 
 def test_plug_outlasts_twice_the_spread():
@@ -52,10 +54,21 @@ def test_plug_doubles_until_shown_and_stops_at_what_fits():
 
 def test_plug_of_a_small_engine_is_one_step():
     """Where no whole chunk fits max_model_len, the plug stays the prompt that the plan names."""
-    small = Plan((FOUR,), plug_tokens=1023, facts=EngineFacts(max_model_len=1024))
+    small = Plan(
+        (FOUR,),
+        plug_tokens=1023,
+        batched_tokens_known=True,
+        facts=EngineFacts(max_model_len=1024),
+    )
     pacer = Pacer(small)
     pacer.feed(held(FOUR, split=1, plug_tokens=1023))
     assert pacer.pace(HELD).plug_tokens == 1023
+
+
+def test_plug_for_an_unknown_b_is_a_power_of_two():
+    """Where B is not known, the plug is whole chunks of every power of two that B may be."""
+    pacer = Pacer(Plan((FOUR,), plug_tokens=2047, facts=EngineFacts(max_model_len=2048)))
+    assert pacer.pace(HELD).plug_tokens == 1024
 
 
 def test_plug_leaves_the_kv_cache_to_the_wave():
