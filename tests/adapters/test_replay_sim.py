@@ -1,0 +1,96 @@
+"""Waves against the simulated engine, whose own books say what they were."""
+
+import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from sidecar.adapters.engine import Engine
+from sidecar.adapters.replay import Replay
+from sidecar.core.cells import Cell, Endpoint, Gait, Look, Variant
+from sidecar.core.facts import EngineFacts
+from sidecar.core.pacing import Pace
+from sidecar.core.results import Outcome, WaveResult
+from sidecar.simulator.faults import Knobs
+from sidecar.simulator.model import EngineConfig
+from sidecar.simulator.profile import Profile
+from sidecar.simulator.server import Simulator, simulator
+from tests.adapters.test_replay import FixedPacer
+
+FAST = Profile(
+    engine=EngineConfig(
+        max_model_len=8192,
+        max_num_seqs=32,
+        max_num_batched_tokens=2048,
+        kv_cache_tokens=65_536,
+        prefill_s_per_token=2e-5,
+        decode_step_s=0.002,
+    ),
+    prompt_tokens_details=True,
+    rules=(),
+)
+THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
+
+
+@dataclass
+class Bench:
+    """A running simulator with a client."""
+
+    sim: Simulator
+    engine: Engine
+    facts: EngineFacts
+
+    async def run(self, cell: Cell, gait: Gait = Gait.LED, pace: Pace | None = None) -> WaveResult:
+        pacer = FixedPacer(pace or Pace())
+        return await Replay(self.engine, self.facts, pacer, "n").run(Look(cell, gait))
+
+
+@asynccontextmanager
+async def bench(profile: Profile = FAST) -> AsyncIterator[Bench]:
+    async with simulator(profile, log=io.StringIO()) as sim:
+        engine = Engine(sim.url, api_key=profile.api_key)
+        yield Bench(sim, engine, await engine.learn())
+        await engine.aclose()
+
+
+async def test_a_held_wave_shares_one_step() -> None:
+    """Behind a plug, four prompts of 350 run as one step of 1400 and answer together."""
+    async with bench() as on:
+        wave = await on.run(Cell(4, 350, 4), Gait.HELD, Pace(plug_tokens=2048, wave_after_s=0.01))
+        assert on.sim.life is not None
+        shapes = [(s.context_requests, s.context_tokens) for s in on.sim.life.engine.steps]
+    assert (1, 2048) in shapes
+    assert (4, 1400) in shapes
+    firsts = [result.first_s or 0 for result in wave.results]
+    assert max(firsts) - min(firsts) < 0.05
+    assert wave.counters is not None
+    assert (wave.counters.requests, wave.counters.prompt_tokens) == (5, 2048 + 1400)
+
+
+async def test_every_length_is_exact_by_both_endpoints() -> None:
+    """From one id, and from the template and one, to the limit; nothing comes from a cache."""
+    async with bench() as on:
+        for variant in (Variant("c"), Variant("chat", Endpoint.CHAT, THINKING)):
+            lengths = (1, 2, 8191) if variant.endpoint is Endpoint.COMPLETIONS else (30, 31, 2001)
+            for tokens in lengths:
+                for _ in range(2):
+                    [result] = (await on.run(Cell(1, tokens, 1, variant))).results
+                    assert (result.outcome, result.prompt_tokens) == (Outcome.OK, tokens)
+                    assert not result.cached_tokens
+
+
+async def test_an_engine_that_dies_in_a_wave_is_a_result() -> None:
+    """Every request of it is broken, and the machinery goes on."""
+    async with bench() as on:
+        on.sim.turn(Knobs(oom_above_tokens=1000))
+        wave = await on.run(Cell(2, 2000, 1), Gait.HELD)
+        assert {r.outcome for r in wave.results} == {Outcome.BROKEN}
+        assert all(r.message for r in wave.results)
+
+
+async def test_limits_are_learned_in_dev_mode() -> None:
+    """/server_info of the simulator is read as that of vLLM."""
+    async with bench(replace(FAST, dev_mode=True, api_key="sekret")) as on:
+        assert (on.facts.max_num_seqs, on.facts.max_num_batched_tokens) == (32, 2048)
+        [result] = (await on.run(Cell(1, 10, 1))).results
+        assert result.outcome is Outcome.OK
