@@ -1,0 +1,227 @@
+"""What probes, pages and Prometheus see of a snapshot."""
+
+from dataclasses import replace
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from sidecar import __version__
+from sidecar.core.boot import BootMark
+from sidecar.core.cells import Gait
+from sidecar.core.gate import Snapshot, State
+from sidecar.core.passes import Progress
+from sidecar.core.results import Outcome
+from sidecar.core.tally import Totals, WaveOutcome, WaveRow
+from sidecar.web import create_app
+from tests.core.test_report import COLD, REPORT, VERDICT
+
+NOTHING = Snapshot(url="http://vllm:8000", state=State.WAITING, since=1_700_000_000.25)
+
+WARMING = Snapshot(
+    url="http://vllm:8000",
+    state=State.WARMING,
+    since=1_700_000_000.0,
+    warnings=("max_num_seqs is not known",),
+    progress=Progress(passes=2, cells_done=1, cells_total=2, waves_left=3),
+    eta_s=4.5,
+    engine=REPORT.facts,
+    boot=BootMark(process_start_s=1_600_000_000.0),
+    verdict=VERDICT,
+    waves=(
+        WaveRow(COLD.id, Gait.LED, 1_700_000_001.0, WaveOutcome.VALID, (), True, 3.5, 0.1, 4, 0, 4),
+        WaveRow(
+            COLD.id,
+            Gait.HELD,
+            1_700_000_002.0,
+            WaveOutcome.FAILED,
+            ("500",),
+            False,
+            None,
+            0,
+            1,
+            0,
+            4,
+        ),
+    ),
+    waves_dropped=3,
+    totals=Totals(
+        boots=2,
+        passes=2,
+        waves={WaveOutcome.VALID: 9},
+        requests={Outcome.OK: 30, Outcome.HTTP_ERROR: 1},
+        prompt_tokens=1000,
+        output_tokens=50,
+    ),
+    is_active=True,
+    warmup_s=12.5,
+    nonce="ab12",
+)
+
+READY = replace(WARMING, state=State.READY, proven=True, adopted=True, is_active=False, eta_s=None)
+
+
+def client(snapshot):
+    transport = httpx.ASGITransport(create_app(lambda: snapshot))
+    return httpx.AsyncClient(transport=transport, base_url="http://sidecar")
+
+
+async def test_ready_is_503_with_all_fields_before_anything_is_known():
+    """Probes have a body to read from the first moment on; what isn't known is null."""
+    async with client(NOTHING) as http:
+        answer = await http.get("/ready")
+    assert answer.status_code == 503
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.json() == {
+        "state": "waiting",
+        "ready": False,
+        "proven": False,
+        "adopted": False,
+        "reasons": [],
+        "warnings": [],
+        "progress": None,
+        "engine": {"url": "http://vllm:8000", "version": None, "model": None},
+        "boot": None,
+        "since": "2023-11-14T22:13:20.250000Z",
+    }
+
+
+async def test_ready_is_200_only_in_the_open_state():
+    """The status and the body say the same, in every state."""
+    for state in State:
+        async with client(replace(WARMING, state=state)) as http:
+            answer = await http.get("/ready")
+        is_open = state is State.READY
+        assert answer.status_code == (200 if is_open else 503)
+        assert (answer.json()["ready"], answer.json()["state"]) == (is_open, state)
+
+
+async def test_ready_tells_progress_and_boot():
+    """A person who asks meanwhile sees how far it is, and of which life of the engine."""
+    async with client(WARMING) as http:
+        body = (await http.get("/ready")).json()
+    assert body["progress"] == {"cells_done": 1, "cells_total": 2, "pass": 2, "eta_s": 4.5}
+    assert body["boot"] == {"number": 2, "started": "2020-09-13T12:26:40Z", "nonce": "ab12"}
+    assert body["engine"]["model"] == "tiny"
+
+
+@pytest.mark.parametrize("path", ["/health", "/startup"])
+async def test_liveness_and_startup_never_wait_for_the_engine(path):
+    """200 from the first moment, whatever the gate says."""
+    async with client(NOTHING) as http:
+        answer = await http.get(path)
+    assert (answer.status_code, answer.json()["version"]) == (200, __version__)
+
+
+async def test_status_has_every_cell_with_its_waves():
+    """The rows of a cell are under it, oldest first, with what was wrong with them."""
+    async with client(WARMING) as http:
+        body = (await http.get("/status")).json()
+    first, cold = body["cells"]
+    assert first["waves"] == []
+    assert cold["id"] == COLD.id
+    assert cold["verdict"] == "not_yet"
+    assert cold["standing"] == "cold"
+    assert [w["outcome"] for w in cold["waves"]] == ["valid", "failed"]
+    assert cold["waves"][1]["because"] == ["500"]
+    assert cold["waves"][1]["f_s"] is None
+    assert cold["figures"][0]["first_f_s"] == 3.5
+    assert body["facts"]["max_model_len"] == 8192
+    assert body["waves_dropped"] == 3
+    assert body["totals"]["requests"] == {"ok": 30, "http_error": 1}
+
+
+async def test_status_before_anything_is_known():
+    """No cells, no facts, no error."""
+    async with client(NOTHING) as http:
+        body = (await http.get("/status")).json()
+    assert (body["cells"], body["facts"], body["verdict"]) == ([], None, None)
+
+
+@pytest.mark.parametrize("path", ["/ready", "/health", "/startup", "/status", "/metrics"])
+async def test_head_says_what_get_would(path):
+    """A prober that asks by HEAD gets the same status."""
+    for snapshot in (NOTHING, READY):
+        async with client(snapshot) as http:
+            assert (await http.head(path)).status_code == (await http.get(path)).status_code
+
+
+async def test_an_unknown_path_and_a_wrong_method_are_json():
+    """404 and 405 in the form of everything else; no route changes anything."""
+    async with client(READY) as http:
+        lost = await http.get("/nope")
+        wrong = await http.post("/ready")
+    assert (lost.status_code, wrong.status_code) == (404, 405)
+    assert lost.json()["detail"]
+    assert wrong.json()["detail"]
+
+
+async def test_the_openapi_document_describes_what_is_answered():
+    """Every route, both answers of /ready, and bodies that hold to their schema."""
+    async with client(WARMING) as http:
+        document = (await http.get("/openapi.json")).json()
+        ready = (await http.get("/ready")).json()
+        status = (await http.get("/status")).json()
+    assert set(document["paths"]) == {"/health", "/startup", "/ready", "/status", "/metrics"}
+    assert all(set(methods) == {"get"} for methods in document["paths"].values())
+    responses = document["paths"]["/ready"]["get"]["responses"]
+    assert set(responses) == {"200", "503"}
+    schemas = document["components"]["schemas"]
+    for answer in responses.values():
+        ref = answer["content"]["application/json"]["schema"]["$ref"]
+        assert set(schemas[ref.rsplit("/", 1)[1]]["properties"]) == set(ready)
+    assert set(schemas["Status"]["properties"]) == set(status)
+    assert set(schemas["Progress"]["properties"]) == set(ready["progress"])
+    assert set(schemas["CellStatus"]["properties"]) == set(status["cells"][0])
+
+
+async def samples(snapshot):
+    async with client(snapshot) as http:
+        answer = await http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+async def test_metrics_tell_state_and_gate():
+    """The state is one-hot; the flags are the snapshot's."""
+    values = await samples(READY)
+    assert sum(values["warmup_state", ("state", s)] for s in State) == 1
+    assert values["warmup_state", ("state", "ready")] == 1
+    for name, value in (("ready", 1), ("proven", 1), ("adopted", 1), ("active", 0)):
+        assert values[(f"warmup_{name}",)] == value
+    info = next(dict(key[1:]) for key in values if key[0] == "warmup_info")
+    assert info == {
+        "version": __version__,
+        "engine_url": "http://vllm:8000",
+        "engine_version": "0.33.0",
+        "model": "tiny",
+    }
+
+
+async def test_metrics_tell_what_was_sent_and_seen():
+    """Counters, cells by verdict, and the figures of each cell in seconds."""
+    values = await samples(WARMING)
+    assert values[("warmup_engine_boots_total",)] == 2
+    assert values[("warmup_passes_total",)] == 2
+    assert values["warmup_waves_total", ("outcome", "valid")] == 9
+    assert values["warmup_waves_total", ("outcome", "cancelled")] == 0
+    assert values["warmup_requests_total", ("outcome", "http_error")] == 1
+    assert values[("warmup_sent_prompt_tokens_total",)] == 1000
+    assert values[("warmup_sent_output_tokens_total",)] == 50
+    assert values[("warmup_duration_seconds",)] == 12.5
+    assert values["warmup_cells", ("verdict", "not_yet")] == 1
+    assert values["warmup_cells", ("verdict", "unknown")] == 0
+    figure = ("cell", COLD.id), ("figure", "first"), ("gait", "led")
+    assert values["warmup_first_token_seconds", *figure] == 3.5
+
+
+async def test_what_is_not_there_has_no_sample():
+    """Before the first verdict there are no cells; nothing reads as zero seconds."""
+    values = await samples(NOTHING)
+    assert not any(key[0] in ("warmup_cells", "warmup_first_token_seconds") for key in values)
+    assert ("warmup_duration_seconds",) not in values
+    assert values[("warmup_ready",)] == 0
