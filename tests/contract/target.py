@@ -103,7 +103,7 @@ class Target:
 
 def prompt(tokens: int, start: int = 0) -> list[int]:
     """Ids of plain text, different for different `start`."""
-    return [FIRST_ID + (start + 7 * i) % 1500 for i in range(tokens)]
+    return [FIRST_ID + (start + 7 * i) % 1100 for i in range(tokens)]
 
 
 def completion(tokens: int = 3, output: int = 2, **fields: Any) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def test_everyone_in_a_step_waits_for_its_compile() -> None:
 
 
 def test_an_aborted_request_says_nothing_more() -> None:
-    """Abort in the middle: no further tokens, blocks free, counted as abort."""
+    """Abort in the middle: no further tokens, blocks free, counted nowhere (as vLLM 0.32)."""
     engine = Engine(CONFIG)
     engine.submit(SimRequest("a", 100, 500))
     engine.advance(0.1)
@@ -133,7 +133,7 @@ def test_an_aborted_request_says_nothing_more() -> None:
     assert engine.run() == []
     assert engine.running() == 0
     assert engine.kv_usage() == 0.0
-    assert engine.counters[0].success["abort"] == 1
+    assert set(engine.counters[0].success.values()) == {0}
 
 
 def test_a_fork_pays_for_itself() -> None:
