@@ -61,6 +61,7 @@ class Simulator:
         self._state = ServerState()
         self._starting: anyio.CancelScope | None = None
         self._opened = anyio.Event()
+        self._died = anyio.Event()
 
     @property
     def url(self) -> str:
@@ -72,6 +73,11 @@ class Simulator:
             while self.life is None:
                 await self._opened.wait()
         return self.life
+
+    async def died(self, limit_s: float = OPEN_LIMIT_S) -> None:
+        """Wait until it refuses. Raises TimeoutError after `limit_s`."""
+        with anyio.fail_after(limit_s):
+            await self._died.wait()
 
     def start(self, after_s: float = 0.0) -> None:
         """Begin a process life, after so many wall seconds. The port opens when it has started."""
@@ -85,6 +91,7 @@ class Simulator:
             self.life.driver.close()
             self.life = None
         self._opened = anyio.Event()
+        self._died.set()
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -138,6 +145,7 @@ class Simulator:
             )
             await self._listen(life)
             self.life = life
+            self._died = anyio.Event()
             log.ready(self._host)
             self._opened.set()
 
