@@ -25,7 +25,17 @@ from tests.live.process import Process, free_port
 from tests.live.sidecar import Sidecar
 from tests.live.vllm import Installation, NotInstalled, VllmServer
 
-ROOT = Path(__file__).resolve().parents[1]
+SHAPES = """
+cells:
+  - {concurrency: 1, prompt_tokens: 350, output_tokens: 8}
+  - {concurrency: 1, prompt_tokens: 513, output_tokens: 8}
+  - {concurrency: 4, prompt_tokens: 48, output_tokens: 8}
+  - {concurrency: 1, prompt_tokens: 128, output_tokens: 8, variant: chat}
+  - {concurrency: 1, prompt_tokens: 64, output_tokens: 8, variant: logprobs}
+variants:
+  logprobs: {logprobs: 1}
+engine: {max_num_batched_tokens: 2048}
+"""
 LIMIT_S = 300.0
 EVERY_S = 0.2
 
@@ -42,7 +52,8 @@ def simulated(folder: Path) -> Iterator[str]:
 @contextmanager
 def real(folder: Path) -> Iterator[str]:
     """A real vLLM, not waited for: that is the sidecar's work."""
-    engine = VllmServer(Installation.find(), folder, model="qwen3_moe")
+    flags = ("--max-num-batched-tokens", "2048")
+    engine = VllmServer(Installation.find(), folder, model="qwen3_moe", flags=flags)
     engine.start(wait=False)
     try:
         yield engine.url
@@ -126,8 +137,7 @@ def main() -> int:
         try:
             with engine(folder) as url:
                 console.print(f"engine   {url}\n")
-                shapes = (ROOT / "shapes" / "tiny.yaml").read_text()
-                with Sidecar(url, folder, shapes) as sidecar:
+                with Sidecar(url, folder, SHAPES) as sidecar:
                     opened = watch(sidecar, console)
                     console.print(f"\n$ curl {sidecar.url}/ready")
                     console.print_json(data=sidecar.ready())
