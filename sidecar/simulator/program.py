@@ -11,12 +11,13 @@ import anyio
 from sidecar.core.errors import ConfigError, ExitCode
 from sidecar.simulator.model import EngineConfig
 from sidecar.simulator.profile import Profile
-from sidecar.simulator.rulesfile import parse_rules
+from sidecar.simulator.rulesfile import DEMO_RULES, parse_rules
 from sidecar.simulator.server import simulator
 
 DEMO = Profile(
     model="sim",
     start_delay_s=3.0,
+    rules=DEMO_RULES,
     engine=EngineConfig(
         max_model_len=8192,
         max_num_seqs=16,

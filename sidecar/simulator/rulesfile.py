@@ -116,4 +116,22 @@ DEFAULT_RULES = parse_rules(
 """,
     "the default rules",
 )
+"""What a simulated server has cold unless told otherwise."""
+
+DEMO_RULES = DEFAULT_RULES + parse_rules(
+    """
+# For people who look on: short prompts and small batches are cold too.
+- name: _topk_topp_kernel
+  key: [reqs_class]
+  when: {reqs: {min: 2}}
+  cost_s: [0.8, 1.6]
+  logged: true
+- name: lazy_module_load
+  key: [tokens_pow2]
+  when: {prefill: true, above_capture: false}
+  cost_s: [0.2, 0.6]
+  logged: false
+""",
+    "the demo's rules",
+)
 """What `vllm-warmup sim` has cold unless told otherwise."""
