@@ -1,0 +1,61 @@
+"""`vllm-warmup sim` as a process."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+LIMIT_S = 20.0
+
+
+def start(*flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "sidecar", "sim", "--start-delay-s", "0.05", *flags]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+    )
+
+
+def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    """Its log names the port; /health answers; SIGTERM ends it with 0."""
+    log = tmp_path / "engine.log"
+    process = start("--port", "0", "--log-file", str(log), "--model", "mine")
+    try:
+        until = time.monotonic() + LIMIT_S
+        while "startup complete" not in (log.read_text() if log.exists() else ""):
+            assert time.monotonic() < until, "it did not start"
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        (line,) = [x for x in log.read_text().splitlines() if "Starting vLLM server on" in x]
+        url = line.rpartition(" ")[2]
+        assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "mine"
+        process.send_signal(signal.SIGTERM)
+        out, errors = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+    assert (process.returncode, out, errors) == (0, "", "")
+
+
+def test_a_taken_port_is_one_sentence() -> None:
+    """Exit code 2, the address in the sentence, no traceback."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        process = start("--port", str(port))
+        _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 2
+    assert f"127.0.0.1:{port}" in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_a_missing_rules_file_is_one_sentence(tmp_path: Path) -> None:
+    """Exit code 2 and the file's name."""
+    process = start("--port", "0", "--rules", str(tmp_path / "none.yaml"))
+    _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 2
+    assert "none.yaml" in errors
+    assert len(errors.splitlines()) == 1
