@@ -14,7 +14,7 @@ from sidecar.core.gate import Gate
 from sidecar.core.passes import Passes, Rest
 from sidecar.core.plan import Plan
 from sidecar.core.results import Outcome, WaveResult
-from sidecar.core.tally import MAX_ROWS, Totals, WaveOutcome, WaveRow, row_of
+from sidecar.core.tally import MAX_ROWS, Totals, WaveRow, row_of
 from sidecar.core.verdict import Judge, Opening
 from sidecar.watch import Watch
 
@@ -52,11 +52,6 @@ class Boot:
     def add(self, row: WaveRow) -> None:
         self.rows_dropped += len(self.rows) == self.rows.maxlen
         self.rows.append(row)
-
-    @property
-    def has_evidence(self) -> bool:
-        """A gate never opens on nothing sent."""
-        return any(row.outcome is WaveOutcome.VALID for row in self.rows)
 
 
 class Attempt:

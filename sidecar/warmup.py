@@ -250,8 +250,6 @@ class Conductor:
         await attempt.run()
         verdict = judge.verdict()
         decided = opening(verdict, open_unproven=policy.open_unproven)
-        if decided.open and not boot.has_evidence:
-            decided = Opening(open=False, proven=False, reasons=("no wave gave evidence",))
         await self._write_down(boot, plan, attempt, verdict, decided, began)
         if not decided.open:
             return _Shut(decided.reasons, _exit_code(verdict))

@@ -7,6 +7,7 @@ from sidecar.core.errors import EngineRejected, EngineUnavailable, ExitCode
 from sidecar.core.gate import State
 from sidecar.core.health import Health
 from sidecar.core.kept import objection
+from sidecar.core.policy import Rhythm
 from sidecar.core.results import Outcome
 from sidecar.core.tally import WaveOutcome
 from sidecar.watch import NOT_ONE_ENGINE
@@ -93,6 +94,7 @@ async def test_the_same_boot_back_reopens_at_once_without_replay():
         await anyio.sleep(1)
         assert stage.file.is_there
     assert (sent, 1) == (stage.sent, stage.snapshot.totals.boots)
+    assert [State.WAITING, *OPENED, State.WAITING, State.READY] == stage.states()
     assert stage.snapshot.proven
     assert not stage.snapshot.adopted
 
@@ -169,8 +171,8 @@ async def test_an_engine_that_dies_in_a_wave_is_named_with_its_cell():
 
 
 async def test_a_broken_wave_asks_at_once_whether_the_engine_lives():
-    """A wave that breaks together with the engine is not followed by another one."""
-    stage = Stage()
+    """A wave that breaks together with the engine is not followed by another one, and is named."""
+    stage = Stage(rhythm=Rhythm(health_every_s=1000.0))
 
     async def die(look):
         if len(stage.replays) == 1 and len(stage.replays[0].looks) == 2:
@@ -179,6 +181,7 @@ async def test_a_broken_wave_asks_at_once_whether_the_engine_lives():
     stage.setup = lambda replay: setattr(replay, "on_wave", die)
     async with stage.running():
         await stage.until(lambda s: s.state is State.WAITING and s.engine and s.reasons)
+        assert any("in flight" in reason for reason in stage.snapshot.reasons)
     assert stage.sent == 2
 
 
@@ -408,8 +411,8 @@ async def test_what_stands_between_a_kept_verdict_and_its_adoption():
     assert "not proven" in objection(unproven, **{**same, "open_unproven": False})
 
 
-async def test_stop_shuts_first_and_for_good():
-    """After stop nothing opens the gate, though the warm-up still runs to its end."""
+async def test_stop_shuts_first_and_for_good(caplog):
+    """After stop nothing opens the gate, though the warm-up still runs to its end, quietly."""
     stage = Stage()
     async with stage.running():
         await stage.until(lambda s: len(s.waves) >= 1)
@@ -419,6 +422,7 @@ async def test_stop_shuts_first_and_for_good():
         assert not stage.file.is_there
         await stage.conductor.stop()
     assert stage.states()[-1] is State.STOPPING
+    assert "bug" not in caplog.text
 
 
 async def test_the_report_tells_the_cost():
