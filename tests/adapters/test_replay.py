@@ -130,6 +130,16 @@ async def test_a_wave_is_what_its_cell_declares() -> None:
     assert sorted(ids) == ["warmup-n0nce-1-0", "warmup-n0nce-1-1", "warmup-n0nce-1-2"]
 
 
+async def test_a_variant_can_not_change_what_a_wave_is() -> None:
+    """Its fields go in as they are, but never over the ones that make the wave measurable."""
+    fields = {"stream": False, "max_tokens": 99, "ignore_eos": False, "model": "x", "top_k": 5}
+    async with running() as stub:
+        await run(stub, Cell(1, 10, 3, Variant("bad", fields=fields)))
+        [body] = [one.json for one in stub.of("/v1/completions")]
+    assert (body["stream"], body["max_tokens"], body["ignore_eos"]) == (True, 3, True)
+    assert (body["model"], body["top_k"]) == ("tiny", 5)
+
+
 async def test_later_waves_send_other_prompts() -> None:
     """The prefix cache, and a store behind it, would answer a repeated one."""
     async with running() as stub:
@@ -234,11 +244,12 @@ async def test_every_request_has_a_connection_of_its_own() -> None:
 async def test_what_the_engine_counted_is_told_when_it_agrees() -> None:
     """vLLM counts a few milliseconds late: scraped until it agrees, others' requests included."""
     async with running() as stub:
-        counting(stub, lag=3)
+        counting(stub, lag=2)
         wave = await run(stub, Cell(2, 10, 3))
         assert wave.counters is not None
         figures = wave.counters
         assert (figures.requests, figures.prompt_tokens, figures.generation_tokens) == (2, 20, 6)
+        assert len(stub.of("/metrics")) == 1 + 2 + 1
     async with running() as stub:
         counting(stub, foreign=5)
         wave = await run(stub, Cell(2, 10, 3))

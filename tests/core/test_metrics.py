@@ -70,6 +70,14 @@ def test_what_else_a_page_tells() -> None:
     assert parse('vllm:engine_sleep_state{sleep_state="awake"} 0.0\n').asleep
 
 
+def test_only_what_was_computed_counts_as_computed() -> None:
+    """prompt_tokens_by_source has cache hits and transfers beside it."""
+    family = "vllm:prompt_tokens_by_source_total"
+    sources = {"local_compute": 5, "local_cache_hit": 70, "external_kv_transfer": 300}
+    text = "".join(f'{family}{{engine="0",source="{k}"}} {v}\n' for k, v in sources.items())
+    assert parse(text).total.computed_tokens == 5
+
+
 def test_a_missing_family_is_none_and_never_zero() -> None:
     """`--disable-log-stats`, another server, an empty page."""
     assert parse("") == Scrape()
