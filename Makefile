@@ -40,6 +40,7 @@ vllm: ## a real vLLM (two versions, 2.3 GB) and tiny models, for the demo and th
 bench: .venv/ready ## the figures of benchmarks/README.md
 	$(BIN)/python -m benchmarks.truth
 	$(BIN)/python -m benchmarks.wave
+	$(BIN)/python -m benchmarks.service
 
 clean: ## what this file built, the real vLLM excepted
 	rm -rf .venv dist .mypy_cache .pytest_cache .ruff_cache .coverage
@@ -49,6 +50,6 @@ clean: ## what this file built, the real vLLM excepted
 		"(Debian: apt-get install python3-venv), or say which: make PYTHON=…" >&2; exit 1; }
 	@$(BIN)/python -c '' 2>/dev/null || { rm -rf .venv; $(PYTHON) -m venv .venv; }
 	@echo "make: installing into .venv"
-	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	@$(BIN)/python -m pip install --quiet --editable . --group dev
+	@$(BIN)/python -m pip install -qq --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install -qq --editable . --group dev
 	@touch $@

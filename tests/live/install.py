@@ -22,7 +22,7 @@ ARCHS = ("qwen3", "qwen3_moe")
 OVERLAYS = ("0.28.0",)
 """Further versions: 0.27 to 0.32 share one torch, so only vLLM itself is installed once more."""
 
-PIP = (str(PYTHON), "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile")
+PIP = (str(PYTHON), "-m", "pip", "install", "-qq", "--no-deps", "--no-compile")
 
 
 def install_main() -> None:

@@ -78,6 +78,11 @@ class Sidecar:
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the sidecar was not started"
+        return self._process.pid
+
     def start(self) -> None:
         assert self._process is None, "the sidecar runs already"
         command = (sys.executable, "-m", "sidecar", "serve")
