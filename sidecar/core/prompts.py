@@ -26,12 +26,16 @@ PIECE_IDS = 8192
 _NONCE_IDS = 8
 """Random ids before a repeated phrase, so that no two prompts begin alike."""
 
+_NONCE_WORDS = 3
+"""The same in a chat message, where the words share a short prompt with the template."""
+
 _LOW_SPECIAL = 1024
 _TAIL_SHARE = 16
 """The last sixteenth of a vocabulary is left out: Gemma's image ids stand 2.4 % before its end."""
 
-PHRASE = "one two three four five six seven eight nine ten, and again: "
-"""A text that any model goes on with: its drafts are accepted, those for random ids never are."""
+PHRASE = " a b c d e f g"
+"""A text that any model goes on with: its drafts are accepted, those for random ids never are. It
+is short, so that it repeats in a prompt of thirty tokens already."""
 
 _COMMON = (
     "time year people way day man thing woman life child world school state family student group "
@@ -212,9 +216,9 @@ class ChatFitter:
         if self._phrase is None:
             self._words += self._rng.choices(WORDS, k=count)
             return
-        if not self._words:
-            self._words += self._rng.choices(WORDS, k=min(count, _NONCE_IDS))
-        self._words += islice(self._phrase, max(0, count - _NONCE_IDS))
+        for _ in range(count):
+            is_nonce = len(self._words) < _NONCE_WORDS
+            self._words.append(self._rng.choice(WORDS) if is_nonce else next(self._phrase))
 
     def _shrink(self, words: int) -> None:
         del self._words[max(0, len(self._words) - words) :]

@@ -94,3 +94,14 @@ async def test_limits_are_learned_in_dev_mode() -> None:
         assert (on.facts.max_num_seqs, on.facts.max_num_batched_tokens) == (32, 2048)
         [result] = (await on.run(Cell(1, 10, 1))).results
         assert result.outcome is Outcome.OK
+
+
+async def test_drafts_are_accepted_where_the_engine_speculates() -> None:
+    """By both endpoints and already in short prompts: random ids never have one accepted."""
+    async with bench(replace(FAST, engine=replace(FAST.engine, draft_tokens=3))) as on:
+        assert (on.facts.speculation, on.facts.draft_tokens) == (True, 3)
+        for variant, tokens in ((Variant("c"), 40), (Variant("chat", Endpoint.CHAT), 80)):
+            wave = await on.run(Cell(2, tokens, 40, variant))
+            assert {r.prompt_tokens for r in wave.results} == {tokens}
+            assert wave.counters is not None
+            assert (wave.counters.accepted_tokens or 0) > 0
