@@ -83,6 +83,26 @@ def test_the_youngest_is_preempted_when_blocks_run_out() -> None:
     assert engine.kv_usage() == 0.0
 
 
+def test_a_preempted_request_comes_before_those_that_wait() -> None:
+    """A third request, waiting all the while, starts only after the preempted one goes on."""
+    engine = Engine(
+        replace(
+            CONFIG,
+            max_model_len=160,
+            kv_cache_tokens=160,
+            max_num_batched_tokens=160,
+            max_num_seqs=2,
+        )
+    )
+    for name in "abc":
+        engine.submit(SimRequest(name, 64, 40))
+    emissions = engine.run()
+    assert engine.counters[0].preemptions >= 1
+    stamps = [e.at_s for e in emissions if e.request_id == "b"]
+    resumed_s = max(pairwise(stamps), key=lambda pair: pair[1] - pair[0])[1]
+    assert firsts(emissions)["c"] >= resumed_s
+
+
 def test_the_prefix_cache_answers_whole_blocks() -> None:
     """The same blocks again are computed from the last block on; a request without is not."""
     engine = Engine(CONFIG)
@@ -157,6 +177,15 @@ def test_a_fork_in_the_middle_of_a_step_goes_on_alike() -> None:
     engine.advance(0.012)
     twin = engine.fork()
     assert twin.run() == engine.run()
+
+
+def test_a_fork_in_the_middle_of_parsing_goes_on_alike() -> None:
+    """A body half parsed is as far in the fork as in the original."""
+    engine = Engine(replace(CONFIG, parse_base_s=0.01))
+    for name in "ab":
+        engine.submit(SimRequest(name, 10, 1))
+    engine.advance(0.015)
+    assert engine.fork().run() == engine.run()
 
 
 def test_ranks_are_cold_by_themselves() -> None:
