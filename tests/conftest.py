@@ -12,6 +12,19 @@ from tests.live.vllm import Installation, NotInstalled, VllmServer
 GUARDED = ("adapters", "service")
 """Tiers in which a blocked event loop is a bug of ours: it would falsify every latency."""
 
+TIERS = ("live", "containers")
+"""In the order in which they run, after all that has no such mark."""
+
+
+@pytest.hookimpl(trylast=True)  # after the marks were set
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Fast tests first: a mistake shows in seconds, not behind ten minutes of real servers."""
+    items.sort(key=tier)
+
+
+def tier(item: pytest.Item) -> int:
+    return next((n for n, mark in enumerate(TIERS) if item.get_closest_marker(mark)), -1)
+
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
