@@ -14,7 +14,7 @@ from sidecar.core.gate import Gate
 from sidecar.core.passes import Passes, Rest
 from sidecar.core.plan import Plan
 from sidecar.core.results import Outcome, WaveResult
-from sidecar.core.tally import MAX_ROWS, Totals, WaveRow, row_of
+from sidecar.core.tally import MAX_ROWS, Totals, WaveRow, near_the_limit, row_of
 from sidecar.core.verdict import Judge, Opening
 from sidecar.watch import Watch
 
@@ -48,6 +48,8 @@ class Boot:
     in_flight: Look | None = None
     rows: deque[WaveRow] = field(default_factory=lambda: deque(maxlen=MAX_ROWS))
     rows_dropped: int = 0
+    warnings: dict[str, str] = field(default_factory=dict)
+    """By cell: what its waves gave reason to warn of."""
 
     def add(self, row: WaveRow) -> None:
         self.rows_dropped += len(self.rows) == self.rows.maxlen
@@ -67,6 +69,7 @@ class Attempt:
         gate: Gate,
         watch: Watch,
         utc: Callable[[], float],
+        on_warning: Callable[[], None],
     ) -> None:
         self._boot = boot
         self._judge = judge
@@ -75,6 +78,7 @@ class Attempt:
         self._gate = gate
         self._watch = watch
         self._utc = utc
+        self._on_warning = on_warning
         self._took_s: dict[Look, float] = {}
         self._told_again_at = 0.0
         self._passes_told = 0
@@ -121,6 +125,9 @@ class Attempt:
             waves_dropped=boot.rows_dropped,
             totals=gate.snapshot.totals.with_wave(judged),
         )
+        if (warning := near_the_limit(wave)) is not None:
+            boot.warnings[look.cell.id] = warning
+            self._on_warning()
         if any(r.outcome is not Outcome.OK for r in wave.results):
             # The next wave would only be blamed for an engine that this one may have killed.
             await self._watch.stop_if_lost()

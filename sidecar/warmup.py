@@ -245,6 +245,7 @@ class Conductor:
             gate=self._gate,
             watch=watch,
             utc=self._utc,
+            on_warning=lambda: self._warn(boot),
         )
         began = self._utc()
         await attempt.run()
@@ -328,9 +329,10 @@ class Conductor:
     def _warn(self, boot: Boot | None) -> None:
         """Everything that is worth a warning now; what is gone is no longer said."""
         plan = () if boot is None or boot.plan is None else boot.plan.warnings
+        waves = () if boot is None else tuple(boot.warnings.values())
         store = () if self._store is None else self._store.troubles
         before = tuple(f"before, on the last boot: {reason}" for reason in self._lost_because)
-        warnings = (*self._policy.warnings, *store, *self._door.troubles, *before, *plan)
+        warnings = (*self._policy.warnings, *store, *self._door.troubles, *before, *waves, *plan)
         self._gate.note(warnings=warnings)
 
 

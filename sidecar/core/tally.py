@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from sidecar.core.cells import Gait, Look
-from sidecar.core.results import Outcome, Result
+from sidecar.core.failures import EXECUTE_MODEL_TIMEOUT_S
+from sidecar.core.results import Outcome, Result, WaveResult
 from sidecar.core.verdict import Judged
 
 MAX_ROWS = 2000
@@ -25,6 +26,10 @@ class WaveOutcome(StrEnum):
     """Cut off, because the engine went away or the sidecar was stopped."""
 
 
+_NEAR = 0.6
+"""Of the engine's own limit: the next kernel may take twice as long as this one."""
+
+
 @dataclass(frozen=True, slots=True)
 class WaveRow:
     """One wave as /status and the report show it: without the stamps of every token."""
@@ -41,6 +46,22 @@ class WaveRow:
     took_s: float
     spread_s: float
     requests: int
+
+
+def near_the_limit(wave: WaveResult) -> str | None:
+    """A warning when the engine was silent for so long that it came near to ending itself.
+
+    vLLM gives up on a step after VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, 300 by default, and with it
+    on the whole engine (0.33 envs.py, v1/executor/multiproc_executor.py).
+    """
+    silent_s = max(wave.f_s or 0.0, wave.g_s)
+    if silent_s < _NEAR * EXECUTE_MODEL_TIMEOUT_S:
+        return None
+    return (
+        f"{wave.look.cell.id} kept the engine silent for {silent_s:.0f} s: at "
+        f"{EXECUTE_MODEL_TIMEOUT_S:.0f} s it ends itself, unless the engine's "
+        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS is raised"
+    )
 
 
 def outcome_of(judged: Judged) -> WaveOutcome:

@@ -439,3 +439,14 @@ async def test_the_report_tells_the_cost():
     for cell in report.verdict.cells:
         assert cell.figures[0].first_f_s == pytest.approx(1.0)
         assert cell.figures[0].baseline_f_s == pytest.approx(0.02)
+
+
+async def test_a_step_near_the_engines_own_limit_is_warned_of():
+    """A compile of minutes is survived this time; the next may kill the engine, so it is said."""
+    stage = Stage(budget_s=5000.0)
+    stage.setup = lambda replay: setattr(replay, "cold_s", 200.0)
+    async with stage.running():
+        await stage.until(is_ready)
+        said = " ".join(stage.snapshot.warnings)
+    assert "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS" in said
+    assert all(cell.id in said for cell in CELLS)
