@@ -66,8 +66,8 @@ class Search:
                 self._tell(problem, anyio.current_time() - began_at)
             await anyio.sleep(self._rhythm.search_every_s)
 
-    async def _try(self, health: str, known: BootMark | None, broken: bool) -> Found:
-        if health == Health.UP and known is not None and not self._saw_several:
+    async def _try(self, health: Health, known: BootMark | None, broken: bool) -> Found:
+        if health is Health.UP and known is not None and not self._saw_several:
             mark = await self._telling_mark()
             several = self._sightings.see(mark, after_break=broken)
             sameness = Sameness.OTHER if several else compare(known, mark)
@@ -75,10 +75,10 @@ class Search:
                 return Found(mark, facts=None)
             self._saw_several = several
         facts = await self._engine.learn()
-        if health != Health.UP:
+        if health is not Health.UP:
             # Asked all the same: a wrong key or model is said while the engine still starts.
             health = await self._engine.health()
-            if health != Health.UP:
+            if health is not Health.UP:
                 raise EngineUnavailable(f"the engine is not up yet: /health is {health}")
             return await self._try(health, known, broken)
         return Found(await self._one_identity(broken), facts)

@@ -19,9 +19,7 @@ NOT_ONE_ENGINE = (
 class Probed(Protocol):
     """What the watch asks of an engine. Neither call raises; both have limits of their own."""
 
-    async def health(self) -> str:
-        """A Health, or a word of the same spelling."""
-        ...
+    async def health(self) -> Health: ...
 
     async def mark(self) -> BootMark: ...
 
@@ -84,7 +82,7 @@ class Watch:
             await anyio.sleep_until(due)
             asked_at = anyio.current_time()
             health = await self._engine.health()
-            if health != Health.TIMEOUT:
+            if health is not Health.TIMEOUT:
                 if late:
                     self._look_closer.set()
                 late = 0
@@ -97,10 +95,10 @@ class Watch:
                 reason = f"/health has not answered for {late_for_s:.0f} s ({late} times in a row)"
                 self.report(Loss(reason, broken=False))
 
-    def _judge(self, health: str) -> None:
-        if health == Health.REFUSED:
+    def _judge(self, health: Health) -> None:
+        if health is Health.REFUSED:
             self.report(Loss("the engine is gone: its connection broke or was refused", True))
-        elif health == Health.UNAVAILABLE:
+        elif health is Health.UNAVAILABLE:
             self.report(Loss("the engine says that it is dead: /health answers 5xx", True))
 
     async def _watch_identity(

@@ -4,7 +4,6 @@ import asyncio
 import json
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from enum import StrEnum
 from typing import Any
 
 import httpx
@@ -16,6 +15,7 @@ from sidecar.core import facts as learn_from
 from sidecar.core.boot import BootMark, mark_of
 from sidecar.core.errors import ConfigError, EngineRejected, EngineUnavailable
 from sidecar.core.facts import EngineFacts
+from sidecar.core.health import Health
 from sidecar.core.metrics import Scrape, parse
 from sidecar.core.prompts import PHRASE, PROBE_TEXT, usable_ids
 from sidecar.core.sse import one_line
@@ -30,17 +30,6 @@ _ATTEMPTS = 3
 
 _TEMPLATE_FIELDS = ("chat_template_kwargs", "tools", "add_generation_prompt")
 """Fields of a chat variant that change the rendered prompt and that /tokenize takes too."""
-
-
-class Health(StrEnum):
-    """What /health said."""
-
-    UP = "up"
-    REFUSED = "refused"
-    """Refused, reset, or the name doesn't resolve."""
-    UNAVAILABLE = "unavailable"
-    """5xx: starting behind a proxy, or the engine died under its API server."""
-    TIMEOUT = "timeout"
 
 
 class TooBig(Exception):
