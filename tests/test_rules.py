@@ -231,3 +231,16 @@ def test_shipped_shapes_load(path: Path) -> None:
     text = path.read_text()
     assert parse(text, path.name).cells
     assert text.startswith("# yaml-language-server: $schema=./schema.json"), path.name
+
+
+def test_readme_shows_the_compose_file_as_it_is() -> None:
+    """Whoever copies it from there has the file that the container tier runs."""
+    file = (ROOT / "compose.override.yaml").read_text()
+    body = "".join(line for line in file.splitlines(keepends=True) if not line.startswith("#"))
+    assert body in README
+
+
+def test_readme_shows_shapes_that_load() -> None:
+    """Whoever copies the example gets what it says."""
+    (example,) = re.findall(r"```yaml\n(# yaml-language-server.*?)```", README, re.DOTALL)
+    assert len(parse(example, "README.md").cells) == 15
