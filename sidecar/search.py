@@ -69,7 +69,7 @@ class Search:
     async def _try(self, health: Health, known: BootMark | None, broken: bool) -> Found:
         if health is Health.UP and known is not None and not self._saw_several:
             mark = await self._telling_mark()
-            several = self._sightings.see(mark, after_break=broken)
+            several = self._is_another(mark, after_break=broken)
             sameness = Sameness.OTHER if several else compare(known, mark)
             if sameness is Sameness.SAME or (sameness is Sameness.UNTOLD and not broken):
                 return Found(mark, facts=None)
@@ -82,6 +82,10 @@ class Search:
                 raise EngineUnavailable(f"the engine is not up yet: /health is {health}")
             return await self._try(health, known, broken)
         return Found(await self._one_identity(broken), facts)
+
+    def _is_another(self, mark: BootMark, *, after_break: bool) -> bool:
+        """Whether this mark shows that more than one engine answers here."""
+        return is_telling(mark) and self._sightings.see(mark, after_break=after_break)
 
     async def _telling_mark(self) -> BootMark:
         """An engine that has just come back may be late with its first /metrics."""
@@ -96,7 +100,7 @@ class Search:
     async def _one_identity(self, broken: bool) -> BootMark:
         """The mark of the one engine that is there. Raises EngineRejected if there are several."""
         mark = await self._telling_mark()
-        several = self._sightings.see(mark, after_break=broken)
+        several = self._is_another(mark, after_break=broken)
         for _ in range((_MARKS_AFTER_SEVERAL if self._saw_several else _MARKS) - 1):
             if not is_telling(mark) or several:
                 break

@@ -42,7 +42,7 @@ class Store(Protocol):
 
     async def keep(self, kept: Kept) -> None: ...
 
-    async def refresh(self, mark: BootMark) -> None:
+    async def refresh(self, mark: BootMark, at: float) -> None:
         """A newer mark of the kept verdict's boot: counters go on, and only they may tell."""
         ...
 
@@ -152,7 +152,7 @@ class Conductor:
             boot.mark = mark
             self._gate.note(boot=mark)
             if self._store is not None and boot.opened and mark.process_start_s is None:
-                await self._store.refresh(mark)
+                await self._store.refresh(mark, self._utc())
 
         async with anyio.create_task_group() as group:
             group.start_soon(self._work, boot, watch)
@@ -189,6 +189,7 @@ class Conductor:
         why_not = objection(
             kept,
             boot=boot.mark,
+            now=self._utc(),
             shapes_digest=policy.shapes_digest,
             facts=boot.facts,
             open_unproven=policy.open_unproven,
@@ -296,13 +297,13 @@ class Conductor:
         if decided.open:
             kept = Kept(
                 boot=boot.mark,
+                marked_at=ended,
                 shapes_digest=self._policy.shapes_digest,
                 facts=boot.facts,
                 verdict=verdict,
                 proven=decided.proven,
                 reasons=decided.reasons,
                 nonce=boot.nonce,
-                at=ended,
             )
             await self._store.keep(kept)
         self._warn(boot)

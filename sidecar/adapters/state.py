@@ -66,10 +66,10 @@ class StateDir:
         self._kept = kept
         await to_thread.run_sync(self._keep, kept)
 
-    async def refresh(self, mark: BootMark) -> None:
-        """A newer mark of the boot whose verdict is kept."""
+    async def refresh(self, mark: BootMark, at: float) -> None:
+        """A newer mark of the boot whose verdict is kept, taken `at` (seconds since 1970)."""
         if self._kept is not None:
-            await to_thread.run_sync(self._refresh, self._kept.nonce, mark)
+            await to_thread.run_sync(self._refresh, self._kept.nonce, mark, at)
 
     async def add_report(self, report: Report) -> None:
         """It becomes the last report, and without its waves a line of the history."""
@@ -97,7 +97,8 @@ class StateDir:
             stored = json.loads(text)
             if stored["nonce"] != kept.nonce:
                 return kept
-            return replace(kept, boot=BootMark.from_json(stored["mark"]))
+            mark, at = BootMark.from_json(stored["mark"]), float(stored["at"])
+            return replace(kept, boot=mark, marked_at=at)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
             self._set_aside(path, str(problem))
             return kept
@@ -105,8 +106,8 @@ class StateDir:
     def _keep(self, kept: Kept) -> None:
         self._write(self._folder / VERDICT, lambda: kept_form.to_json(kept))
 
-    def _refresh(self, nonce: str, mark: BootMark) -> None:
-        text = json.dumps({"nonce": nonce, "mark": mark.to_json()})
+    def _refresh(self, nonce: str, mark: BootMark, at: float) -> None:
+        text = json.dumps({"nonce": nonce, "at": at, "mark": mark.to_json()})
         self._write(self._folder / MARK, lambda: text)
 
     def _add_report(self, report: Report) -> None:

@@ -11,6 +11,10 @@ from sidecar.core.verdict import GridVerdict
 
 FORMAT = 1
 
+FRESH_S = 60.0
+"""Where only counters tell a boot, how old the last look at them may be. In less time no vLLM has
+ended, started and served as much again as the one before; in more it may have."""
+
 _LOOSE = frozenset({"sources", "request_fields"})
 """Facts that say nothing of what the engine is: where a fact was read, and its API's fields."""
 
@@ -20,14 +24,15 @@ class Kept:
     """What opened the gate, of one boot."""
 
     boot: BootMark
+    """The newest mark of it."""
+    marked_at: float
+    """When that was taken, in seconds since 1970, UTC."""
     shapes_digest: str
     facts: EngineFacts
     verdict: GridVerdict
     proven: bool
     reasons: tuple[str, ...]
     nonce: str
-    at: float
-    """When the gate opened, in seconds since 1970, UTC."""
     format: int = FORMAT
 
 
@@ -54,16 +59,30 @@ def from_json(text: str | bytes) -> Kept:
 
 
 def objection(
-    kept: Kept, *, boot: BootMark, shapes_digest: str, facts: EngineFacts, open_unproven: bool
+    kept: Kept,
+    *,
+    boot: BootMark,
+    now: float,
+    shapes_digest: str,
+    facts: EngineFacts,
+    open_unproven: bool,
 ) -> str | None:
     """Why a kept verdict does not hold; None: it does.
 
     A boot that can't be told from the kept one counts as another: what is adopted must be known.
+    `now` is in seconds since 1970.
     """
     if kept.shapes_digest != shapes_digest:
         return "the shapes file was changed"
     if compare(kept.boot, boot) is not Sameness.SAME:
         return "the engine is not surely the boot that was warmed"
+    unseen_s = now - kept.marked_at
+    by_counters = kept.boot.process_start_s is None or boot.process_start_s is None
+    if by_counters and not 0 <= unseen_s <= FRESH_S:
+        return (
+            "the engine does not tell when its process started, and its counters were last seen "
+            f"{unseen_s:.0f} s ago"
+        )
     changed = [
         field.name
         for field in fields(EngineFacts)

@@ -23,7 +23,7 @@ KEPT = Kept(
     proven=False,
     reasons=("one cell is not proven",),
     nonce="ab12",
-    at=1_700_000_000.0,
+    marked_at=1_700_000_000.0,
 )
 
 
@@ -43,16 +43,17 @@ async def test_a_newer_mark_is_loaded_with_the_verdict_it_belongs_to(tmp_path):
     first = await to_thread.run_sync(StateDir, tmp_path)
     await first.keep(KEPT)
     newer = BootMark(requests=900.0, version="0.33.0")
-    await first.refresh(newer)
+    await first.refresh(newer, 1_700_000_999.0)
     second = await to_thread.run_sync(StateDir, tmp_path)
-    assert (await second.load()).boot == newer
+    loaded = await second.load()
+    assert (loaded.boot, loaded.marked_at) == (newer, 1_700_000_999.0)
     await second.keep(replace(KEPT, nonce="other"))
     assert (await (await to_thread.run_sync(StateDir, tmp_path)).load()).boot == KEPT.boot
 
 
 async def test_a_mark_without_a_verdict_is_not_written(tmp_path):
     """There is nothing that it could belong to."""
-    await (await to_thread.run_sync(StateDir, tmp_path)).refresh(BootMark(requests=1.0))
+    await (await to_thread.run_sync(StateDir, tmp_path)).refresh(BootMark(requests=1.0), 1.0)
     assert not (tmp_path / MARK).exists()
 
 
@@ -73,7 +74,9 @@ async def test_a_damaged_verdict_is_set_aside_and_said(tmp_path, damage):
     assert state.troubles == ()
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", '{"nonce": "ab12", "mark": {"requests": "x"}}'])
+@pytest.mark.parametrize(
+    "damage", ["{", "[]", '{"nonce": "ab12", "at": 1, "mark": {"requests": "x"}}']
+)
 async def test_a_damaged_mark_leaves_the_verdict_usable(tmp_path, damage):
     """The older mark still tells its boot."""
     first = await to_thread.run_sync(StateDir, tmp_path)

@@ -1,5 +1,7 @@
 """Hand-made stand-ins for everything around the conductor, on a virtual clock."""
 
+from dataclasses import replace
+
 import anyio
 import anyio.lowlevel
 
@@ -28,6 +30,7 @@ class FakeEngine:
         self.boots_in_turn = None
         self.health_takes_s = 0.0
         self.marks = 0
+        self.tells_start = True
         self.learned = 0
 
     async def health(self):
@@ -48,7 +51,8 @@ class FakeEngine:
             return BootMark()
         if self.boots_in_turn:
             self.boot = self.boots_in_turn[self.marks % len(self.boots_in_turn)]
-        return BootMark(process_start_s=self.boot, requests=float(self.marks), version="0.33.0")
+        start_s = self.boot if self.tells_start else None
+        return BootMark(process_start_s=start_s, requests=float(self.marks), version="0.33.0")
 
 
 class FakeReplay:
@@ -130,8 +134,9 @@ class MemoryStore:
     async def keep(self, kept):
         self.kept = kept
 
-    async def refresh(self, mark):
+    async def refresh(self, mark, at):
         self.refreshed.append(mark)
+        self.kept = replace(self.kept, boot=mark, marked_at=at)
 
     async def add_report(self, report):
         self.reports.append(report)

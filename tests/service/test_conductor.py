@@ -1,8 +1,11 @@
 """The conductor among fakes, on a clock that jumps: every road through the gate."""
 
+from dataclasses import replace
+
 import anyio
 import pytest
 
+from sidecar.core.boot import BootMark
 from sidecar.core.errors import EngineRejected, EngineUnavailable, ExitCode
 from sidecar.core.gate import State
 from sidecar.core.health import Health
@@ -376,39 +379,54 @@ async def test_another_boot_does_not_adopt():
     assert second.sent > 0
 
 
+async def test_an_engine_told_by_its_counters_is_adopted_while_they_are_fresh():
+    """Without a start time the counters tell the boot, and they are looked at again and again."""
+    store = MemoryStore()
+    engine = FakeEngine()
+    engine.tells_start = False
+    first = Stage(store=store, engine=engine)
+    async with first.running():
+        await first.until(is_ready)
+        await anyio.sleep(600)
+    assert len(store.refreshed) >= 50
+    second = Stage(store=store, engine=engine)
+    async with second.running():
+        await second.until(is_ready)
+    assert second.snapshot.adopted
+    await anyio.sleep(100)
+    third = Stage(store=store, engine=engine)
+    async with third.running():
+        await third.until(is_ready)
+    assert not third.snapshot.adopted
+
+
 async def test_what_stands_between_a_kept_verdict_and_its_adoption():
-    """Other shapes, another engine, an untold boot or missing proof: each is an objection."""
+    """Other shapes, another engine, an untold boot, stale counters or missing proof."""
     store = MemoryStore()
     stage = Stage(store=store)
     async with stage.running():
         await stage.until(is_ready)
     kept = store.kept
-    same = {
+    now = {
         "boot": kept.boot,
+        "now": kept.marked_at + 1e6,
         "shapes_digest": "d1",
         "facts": FACTS,
         "open_unproven": True,
     }
-    assert objection(kept, **same) is None
-    assert "shapes" in objection(kept, **{**same, "shapes_digest": "d2"})
-    longer = type(FACTS)(version="0.33.0", models=("tiny",), model="tiny", max_model_len=8192)
-    assert "max_model_len" in objection(kept, **{**same, "facts": longer})
-    unknown = type(FACTS)(version="0.33.0", models=("tiny",), model="tiny")
-    assert objection(kept, **{**same, "facts": unknown}) is None
-    untold = type(kept.boot)(version="0.33.0")
-    assert "boot" in objection(kept, **{**same, "boot": untold})
-    unproven = type(kept)(
-        boot=kept.boot,
-        shapes_digest="d1",
-        facts=FACTS,
-        verdict=kept.verdict,
-        proven=False,
-        reasons=("unproven",),
-        nonce="n",
-        at=0.0,
-    )
-    assert objection(unproven, **same) is None
-    assert "not proven" in objection(unproven, **{**same, "open_unproven": False})
+    assert objection(kept, **now) is None
+    assert "shapes" in objection(kept, **{**now, "shapes_digest": "d2"})
+    assert "max_model_len" in objection(kept, **{**now, "facts": replace(FACTS, max_model_len=9)})
+    assert objection(kept, **{**now, "facts": replace(FACTS, max_model_len=None)}) is None
+    assert "boot" in objection(kept, **{**now, "boot": BootMark(version="0.33.0")})
+    by_counters = replace(kept.boot, process_start_s=None)
+    counted = replace(kept, boot=by_counters)
+    assert "counters" in objection(counted, **{**now, "boot": by_counters})
+    soon = {**now, "boot": by_counters, "now": kept.marked_at + 30}
+    assert objection(counted, **soon) is None
+    unproven = replace(kept, proven=False)
+    assert objection(unproven, **now) is None
+    assert "not proven" in objection(unproven, **{**now, "open_unproven": False})
 
 
 async def test_stop_shuts_first_and_for_good(caplog):
