@@ -3,8 +3,14 @@
 F is the slowest first token. Of a led wave it counts from the release. Of a held wave it counts
 from the plug's end, because the time before that belongs to the plug: it would make the baseline,
 and with it τ, larger than what the cell's own step costs.
+
+G is the worst gap that *began* with or after the wave's last first token. A gap that only ended
+after it holds the prefill of the last request, or not, as the events of that one step happen to be
+ordered.
 """
 
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -28,7 +34,8 @@ MAX_TRIES = 6
 """Waves in a row that prove nothing (invalid, or their batch not shown) before a look rests."""
 
 MAX_LOOKS = 14
-"""Looks in one round before a look rests that is noisy, or whose decode sizes don't settle."""
+"""Waves in one round before a look rests that is noisy, that never shows its batch, or whose
+decode batches don't settle."""
 
 MAX_FAILURES = 2
 """Failed waves in a row before a cell has failed for this round."""
@@ -40,6 +47,21 @@ def first_token_s(wave: WaveResult) -> float | None:
     if f_s is None or wave.look.gait is Gait.LED or wave.plug is None or wave.plug.first_s is None:
         return f_s
     return f_s - max(0.0, wave.plug.first_s)
+
+
+def worst_gap_s(wave: WaveResult) -> float:
+    """R5's G as the verdict uses it; 0 where nothing was decoded."""
+    f_s = wave.f_s
+    if f_s is None:
+        return 0.0
+    return max(
+        (
+            b - a
+            for r in wave.results
+            for a, b in pairwise(r.token_s[bisect_left(r.token_s, f_s) :])
+        ),
+        default=0.0,
+    )
 
 
 @dataclass(slots=True)
@@ -64,7 +86,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         self.f_s = first_token_s(self.wave)
-        self.g_s = self.wave.g_s
+        self.g_s = worst_gap_s(self.wave)
 
     @property
     def decoding(self) -> Decoding:
@@ -149,23 +171,28 @@ class Track:
         return count
 
     def trailing_tries(self) -> int:
-        """Waves of this round in a row that proved nothing, by their own fault.
+        """Waves of this round in a row that proved nothing, by their own fault."""
+        return sum(1 for _ in self._wasted())
 
-        One that paid is not among them: whatever its batch was, it is warmer now.
-        """
-        count = 0
-        loud_at = self.reading().loud_at
+    def _wasted(self) -> Iterator[Entry]:
         for entry in reversed(self.entries[self._round_from :]):
-            if entry.foreign or entry.refused:
-                continue
-            if entry.counts or entry.at == loud_at:
-                break
-            count += 1
-        return count
+            if entry.counts:
+                return
+            if not (entry.foreign or entry.refused):
+                yield entry
 
     def rests(self) -> bool:
-        """Whether this look is given up for this round."""
-        if self.trailing_tries() >= MAX_TRIES:
+        """Whether this look is given up for this round.
+
+        A wave that paid is not wasted: whatever its batch was, it is warmer now. But a wave that
+        never shows its batch is ever another one, and some only look as if they paid.
+        """
+        loud_at = self.reading().loud_at
+        tries = quiet_tries = 0
+        for entry in self._wasted():
+            tries += 1
+            quiet_tries += entry.at > loud_at
+        if quiet_tries >= MAX_TRIES or (tries >= MAX_LOOKS and quiet_tries):
             return True
         return self.is_long and self.reading().is_noisy
 
@@ -210,7 +237,7 @@ class Track:
                     quiet_run += 1
                     last_quiet_at = entry.at
                     run.append(entry)
-            if entry.counts or loud:
+            if loud or not entry.foreign:
                 calls.append(loud)
                 events.append(event)
         is_noisy = _is_noisy(calls, events)
@@ -235,7 +262,8 @@ class Track:
     def _is_loud(self, entry: Entry, f_base_s: float, g_base_s: float) -> tuple[bool, bool]:
         """Whether the wave is loud, and whether so much that it counts for the whole grid.
 
-        While others are served too, only the large excess counts: the small one may be theirs.
+        Of a wave that does not count only the large excess does: the small one may be of others
+        who were served, or of another batch than the one that made the baseline.
         """
         assert entry.f_s is not None
         loud = event = False
@@ -243,7 +271,7 @@ class Track:
             excess_s = figure_s - base_s
             loud = loud or excess_s > self._converge.tolerance_s(base_s)
             event = event or excess_s > max(EVENT_FLOOR_S, EVENT_FACTOR * base_s)
-        return (event if entry.foreign else loud), event
+        return (loud if entry.counts else event), event
 
 
 def _is_noisy(calls: list[bool], events: list[bool]) -> bool:
