@@ -17,8 +17,12 @@ converge: {floor_s: 0.3}
 LONGEST = MAX_MODEL_LEN - 9
 """R4 raises the output tokens: eight more than the steps of the prefill."""
 CHAT = "\n".join(
-    f"  - {{concurrency: 1, prompt_tokens: {tokens}, output_tokens: 1, variant: chat}}"
-    for tokens in (29, 30, 31, 100, 255, 256, 1001, 5000)
+    f"  - {{concurrency: 1, prompt_tokens: {tokens}, output_tokens: 1, variant: {variant}}}"
+    for variant, lengths in {
+        "chat": (29, 30, 31, 100, 255, 256, 1001, 5000),
+        "unthinking": (49, 50, 513),
+    }.items()
+    for tokens in lengths
 )
 
 
@@ -46,6 +50,8 @@ def test_lengths_are_exact_from_one_token_to_the_limit(
         f"""
 grid: {{concurrency: [1], prompt_tokens: [1, 2, 3, 15, 16, 17, 127, 1000, 4097, {LONGEST}],
        output_tokens: [1]}}
+variants:
+  unthinking: {{endpoint: chat, chat_template_kwargs: {{enable_thinking: false}}}}
 cells:
 {CHAT}
 converge: {{floor_s: 0.3}}
@@ -58,4 +64,4 @@ converge: {{floor_s: 0.3}}
     waves = done.json["waves"]
     assert {wave["outcome"] for wave in waves} == {"valid"}, [w for w in waves if w["because"]]
     lengths = {cell["cell"]["prompt_tokens"] for cell in done.json["verdict"]["cells"]}
-    assert {1, 17, 29, 1001, LONGEST} <= lengths
+    assert {1, 17, 29, 1001, LONGEST, MAX_MODEL_LEN - 1} <= lengths, "the first prompt is longest"
