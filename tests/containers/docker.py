@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-COMMAND = tuple(shlex.split(os.environ.get("WARMUP_TEST_DOCKER", "docker")))
+COMMAND = tuple(shlex.split(os.environ.get("WARMUP_TEST_DOCKER") or "docker"))
 """How to reach the engine; a wrapper that sets DOCKER_HOST can stand before `docker`."""
 
 
