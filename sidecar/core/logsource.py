@@ -54,6 +54,17 @@ class SyslogSpec:
         """Whether lines can vanish without a trace: then silence proves nothing."""
         return self.transport is Transport.UDP
 
+    def allows(self, sender: str) -> bool:
+        """Whether this address may send."""
+        if not self.allow:
+            return True
+        try:
+            address = ipaddress.ip_address(sender.partition("%")[0])
+        except ValueError:
+            return False
+        mapped = getattr(address, "ipv4_mapped", None)  # how a socket bound to :: sees IPv4
+        return any((mapped or address) in network for network in self.allow)
+
     def __str__(self) -> str:
         if self.transport is Transport.UNIX:
             return f"syslog+unix://{self.path}"
@@ -155,7 +166,7 @@ def _network(parts: SplitResult, shown: str, allow: str | None) -> SyslogSpec:
         host, port = parts.hostname, parts.port
     except ValueError:
         raise ValueError(f'the port of "{shown}" is no port; write {form}') from None
-    if not host or port is None or "@" in parts.netloc:
+    if not host or not port or "@" in parts.netloc:
         raise ValueError(f'"{shown}" needs a host and a port; write {form}')
     if parts.path not in ("", "/"):
         raise ValueError(f'"{shown}" has a path; write {form}')

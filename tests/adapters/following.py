@@ -1,0 +1,49 @@
+"""A log source being followed, and what it has given so far."""
+
+import contextlib
+from contextlib import asynccontextmanager
+
+import anyio
+
+from sidecar.core.logitems import Gap, Line
+
+
+class Follow:
+    """What a source has given."""
+
+    def __init__(self, source):
+        self.source = source
+        self.items = []
+
+    @property
+    def texts(self):
+        return [item.text for item in self.items if isinstance(item, Line)]
+
+    @property
+    def gaps(self):
+        return [item for item in self.items if isinstance(item, Gap)]
+
+    async def until(self, is_so):
+        """Wait for something that must come; at most a few seconds."""
+        with anyio.fail_after(8):
+            while not is_so():  # noqa: ASYNC110 (of most that is waited for there is no event)
+                await anyio.sleep(0.01)
+
+    async def until_texts(self, *texts):
+        with contextlib.suppress(TimeoutError):
+            await self.until(lambda: len(self.texts) >= len(texts))
+        assert self.texts == list(texts)
+
+
+@asynccontextmanager
+async def following(source):
+    follow = Follow(source)
+
+    async def read():
+        async for item in source.lines():
+            follow.items.append(item)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read)
+        yield follow
+        tasks.cancel_scope.cancel()

@@ -1,0 +1,176 @@
+"""A followed file, whatever is done to it."""
+
+import os
+from pathlib import Path
+
+import anyio
+import pytest
+
+from sidecar.adapters.logs.file import FileLog
+from sidecar.core.logsource import FileSpec
+from tests.adapters.following import following
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "vllm.log"
+
+
+def log_of(path):
+    return FileLog(FileSpec(str(path)))
+
+
+def add(path, text):
+    with path.open("a") as file:
+        file.write(text)
+
+
+async def test_what_stood_there_is_old_and_what_comes_is_not(path):
+    """The start lines of a server that was there before us are read, and told from new ones."""
+    path.write_text("first\nsecond\nun")
+    async with following(log_of(path)) as follow:
+        await follow.until_texts("first", "second")
+        add(path, "finished\nthird\n")
+        await follow.until_texts("first", "second", "unfinished", "third")
+    assert [item.old for item in follow.items] == [True, True, False, False]
+
+
+async def test_a_file_that_appears_late_is_read_from_its_beginning(path):
+    """It is no gap: nothing was missed. Meanwhile the source says what it waits for."""
+    source = log_of(path)
+    async with following(source) as follow:
+        await follow.until(lambda: source.trouble is not None)
+        assert source.trouble == f"{path} is not there yet"
+        add(path, "first\n")
+        await follow.until_texts("first")
+        assert source.trouble is None
+    assert [item.old for item in follow.items] == [False]
+
+
+async def test_rotation_by_a_new_name_loses_nothing(path):
+    """Also what is written into the old file after it was renamed, and before the new file's."""
+    add(path, "a\n")
+    async with following(log_of(path)) as follow:
+        await follow.until_texts("a")
+        old = path.rename(path.with_suffix(".1"))
+        add(path, "d\n")
+        await anyio.sleep(0.15)  # it has been seen, and the old one isn't given up yet
+        add(old, "b\nc")
+        await follow.until_texts("a", "b", "c", "d")
+    assert follow.gaps == []
+
+
+async def test_files_that_are_rotated_in_a_row_are_all_read(path):
+    """Each that had the name at some look, in its order."""
+    add(path, "0\n")
+    async with following(log_of(path)) as follow:
+        await follow.until_texts("0")
+        for n in range(1, 3):
+            path.rename(path.with_suffix(f".{n}"))
+            add(path, f"{n}\n")
+            await anyio.sleep(0.2)
+        await follow.until_texts("0", "1", "2")
+    assert follow.gaps == []
+
+
+@pytest.mark.parametrize("then", ["c\n", "something longer than all that was there\n"])
+async def test_a_truncation_is_a_gap(path, then):
+    """Whether the file is shorter at the next look or has grown past the old end again."""
+    add(path, "a\nb\nhalf a li")
+    async with following(log_of(path)) as follow:
+        await follow.until_texts("a", "b")
+        path.write_text(then)
+        await follow.until(lambda: len(follow.texts) == 4)
+    assert [getattr(item, "text", "gap") for item in follow.items] == [
+        *("a", "b", "half a li", "gap", then.strip())
+    ]
+    assert str(follow.gaps[0]).startswith("gap of 0.")
+    assert follow.gaps[0].lost_bytes is None
+
+
+async def test_a_writer_that_goes_on_at_its_old_place_leaves_a_hole(path):
+    """`vllm … > file` doesn't append: after copytruncate gigabytes of nothing stand before it."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        os.write(handle, b"a\n")
+        async with following(log_of(path)) as follow:
+            await follow.until_texts("a")
+            os.lseek(handle, 5 << 30, os.SEEK_SET)
+            os.truncate(path, 0)
+            os.write(handle, b"b\n")
+            await follow.until_texts("a", "b")
+            os.write(handle, b"c\n")
+            await follow.until_texts("a", "b", "c")
+        assert len(follow.gaps) == 1
+    finally:
+        os.close(handle)
+
+
+async def test_a_time_in_which_it_can_t_be_read_is_a_gap(path, tmp_path):
+    """Afterwards it is read on where it was left; the source says why meanwhile."""
+    add(path, "a\n")
+    source = log_of(path)
+    async with following(source) as follow:
+        await follow.until_texts("a")
+        kept = path.rename(tmp_path / "kept")
+        path.mkdir()
+        await follow.until(lambda: source.trouble is not None)
+        assert source.trouble == f"{path} can't be read (it is no regular file): make it readable"
+        add(kept, "b\n")
+        path.rmdir()
+        kept.rename(path)
+        await follow.until_texts("a", "b")
+    assert len(follow.gaps) == source.counts.breaks == 1
+    assert follow.gaps[0].seconds > 0
+
+
+async def test_a_burst_is_read_whole(path):
+    """Twenty thousand lines, written while it looks."""
+    source = log_of(path)
+    async with following(source) as follow:
+        for start in range(0, 20_000, 5_000):
+            add(path, "".join(f"line {n} {'x' * 100}\n" for n in range(start, start + 5_000)))
+            await anyio.sleep(0.02)
+        await follow.until(lambda: len(follow.texts) == 20_000)
+    assert [int(text.split()[1]) for text in follow.texts] == list(range(20_000))
+    assert follow.gaps == []
+    assert source.counts.lines == 20_000
+
+
+async def test_of_too_much_old_text_the_middle_is_skipped(path):
+    """A log of weeks is not worth minutes of reading; what is left out is said in bytes."""
+    add(path, "".join(f"{n:09}\n" for n in range(100_000)))
+    async with following(FileLog(FileSpec(str(path)), max_old_bytes=400_000)) as follow:
+        await follow.until(lambda: follow.texts[-1:] == ["000099999"])
+        add(path, "new\n")
+        await follow.until(lambda: follow.texts[-1:] == ["new"])
+    (gap,) = follow.gaps
+    assert gap.why == "the middle of the old text was skipped"
+    at = follow.items.index(gap)
+    before, after = follow.texts[: at - 1], follow.texts[at:-1]
+    assert before == [f"{n:09}" for n in range(len(before))]
+    assert after == [f"{n:09}" for n in range(100_000 - len(after), 100_000)]
+    assert 0 <= 1_000_000 - 10 * (len(before) + len(after)) - gap.lost_bytes <= 20, "parts of lines"
+
+
+async def test_a_line_without_end_costs_no_memory(path):
+    """Its beginning is given and the rest is counted."""
+    source = log_of(path)
+    async with following(source) as follow:
+        add(path, "x" * 3_000_000 + "\nnext\n")
+        await follow.until(lambda: follow.texts[-1:] == ["next"])
+    assert source.counts.cut_lines == 1
+    assert len(follow.texts[0]) + source.counts.cut_bytes == 3_000_000
+
+
+async def test_ending_it_closes_the_files(path):
+    """Cancelled or closed, no handle stays open."""
+    add(path, "a\n")
+
+    def handles():
+        return [link for link in Path("/proc/self/fd").iterdir() if link.resolve() == path]
+
+    async with following(log_of(path)) as follow:
+        await follow.until_texts("a")
+        assert len(handles()) == 1
+    assert handles() == []
