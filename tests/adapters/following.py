@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from sidecar.core.logitems import Gap, Line
+from sidecar.core.logitems import Ended, Gap, Line
 
 
 class Follow:
@@ -22,6 +22,9 @@ class Follow:
     @property
     def gaps(self):
         return [item for item in self.items if isinstance(item, Gap)]
+
+    def has_ended(self):
+        return any(isinstance(item, Ended) for item in self.items)
 
     async def until(self, is_so):
         """Wait for something that must come; at most a few seconds."""
