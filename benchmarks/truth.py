@@ -12,6 +12,8 @@ pays stands in the simulator's ledger, so that truth never comes from latency.
 * false warm: a cell is called warm and a fork pays more than its τ. Bound: none.
 * false not-yet: a cell keeps the gate shut at the end of the budget, and no fork of any cell pays.
   Bound: 1 % of engines.
+* wrong gate states: the real conductor beside such an engine that restarts, hangs and is cut off
+  (`gates.py`), one scenario for every twenty engines. Bound: none.
 * planted judges: each must be false in 1 % of engines or more, else the draws are too gentle.
 
 Reported and not judged: how often a cell stays unproven; the residual, the share of 20 replays of
@@ -24,16 +26,18 @@ costs, in warm passes (2 + f, f being the share of looks that paid).
 """
 
 import argparse
+import logging
 import random
 import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
@@ -41,6 +45,7 @@ if str(ROOT) not in sys.path:
 
 from benchmarks.draws import draw  # noqa: E402 - runs as a script too
 from benchmarks.forks import owed, owed_at_random, settled  # noqa: E402
+from benchmarks.gates import scenario  # noqa: E402
 from benchmarks.planted import PLANTED  # noqa: E402
 from benchmarks.warming import CONVERGE, REAL, Method, Warmed, warm  # noqa: E402
 from sidecar.core.cells import Role  # noqa: E402
@@ -52,6 +57,8 @@ from sidecar.simulator.rulesfile import MAX_FILE_CHARS, parse_rules  # noqa: E40
 MAX_NOT_YET = 0.01
 MIN_PLANTED = 0.01
 RANDOM_REPLAYS = 20
+GATES_EVERY = 20
+T = TypeVar("T")
 RESIDUAL_EVERY = 20
 """Of how many engines one is asked for its residual: twenty replays of every cell are slow."""
 
@@ -137,13 +144,15 @@ def examine_all(
     seeds: Sequence[int], rules: tuple[Rule, ...] = (), method: Method = REAL, jobs: int = 1
 ) -> list[Outcome]:
     """The outcomes of all seeds whose grid fits."""
-    one = partial(examine, rules=rules, method=method)
-    if jobs == 1:
-        found = [one(seed) for seed in seeds]
-    else:
-        with ProcessPoolExecutor(jobs) as pool:
-            found = list(pool.map(one, seeds, chunksize=16))
+    found = _each(partial(examine, rules=rules, method=method), seeds, jobs)
     return [outcome for outcome in found if outcome is not None]
+
+
+def _each(one: Callable[[int], T], seeds: Sequence[int], jobs: int) -> list[T]:
+    if jobs == 1:
+        return [one(seed) for seed in seeds]
+    with ProcessPoolExecutor(jobs) as pool:
+        return list(pool.map(one, seeds, chunksize=4))
 
 
 # --- report --------------------------------------------------------------------------------------
@@ -204,6 +213,15 @@ def report_planted(
     return caught
 
 
+def report_gates(seeds: Sequence[int], rules: tuple[Rule, ...], jobs: int) -> bool:
+    """Print what the gate said wrongly in the scenarios of these seeds; False: anything."""
+    wrong = [said for found in _each(partial(scenario, rules=rules), seeds, jobs) for said in found]
+    print(f"wrong gate states  {len(wrong)} in {len(seeds)} scenarios (bound 0)")
+    for said in wrong[:10]:
+        print(f"    {said}")
+    return not wrong
+
+
 # --- command line --------------------------------------------------------------------------------
 
 
@@ -241,8 +259,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return int(error.exit_code)
     seeds = range(options.seed, options.seed + options.engines)
+    logging.disable(logging.CRITICAL)  # the conductor's own lines, of virtual engines
     started_s = time.monotonic()
     holds = report(examine_all(seeds, rules, jobs=options.jobs))
+    holds = report_gates(seeds[::GATES_EVERY], rules, options.jobs) and holds
     if options.planted:
         holds = report_planted(seeds, rules, options.jobs) and holds
     print(f"took               {time.monotonic() - started_s:.0f} s")

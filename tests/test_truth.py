@@ -3,9 +3,11 @@
 import pytest
 
 from benchmarks.draws import draw
+from benchmarks.gates import scenario
 from benchmarks.planted import FirstTokenOnly, LedOnly, OnePass, SameOrderTwice
 from benchmarks.truth import examine_all, main, report, report_planted
 from benchmarks.warming import warm
+from sidecar.core.boot import Sameness
 from sidecar.simulator.rulesfile import parse_rules
 
 
@@ -72,3 +74,15 @@ def test_a_broken_bound_is_an_exit_code(capsys):
     assert report_planted((1, 10, 20, 26), (), 1, (OnePass(),))
     assert not report_planted((2,), (), 1, (OnePass(),))
     assert "NOT CAUGHT" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("seed", [0, 7, 14])
+def test_the_gate_is_right_under_restarts_and_faults(seed):
+    """Whatever dies, restarts, hangs or is cut off: open only for a process that was warmed."""
+    assert scenario(seed) == []
+
+
+def test_a_gate_that_believes_every_boot_is_caught(monkeypatch):
+    """The scenarios are hard enough: a conductor that takes each boot for the old one is wrong."""
+    monkeypatch.setattr("sidecar.search.compare", lambda _earlier, _later: Sameness.SAME)
+    assert any("never sent" in wrong for seed in (2, 6) for wrong in scenario(seed))
