@@ -149,7 +149,9 @@ def _joined(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return joined
 
 
-def scenario(seed: int, rules: tuple[Rule, ...] = ()) -> list[str]:
+def scenario(
+    seed: int, rules: tuple[Rule, ...] = (), machine_type: type[Machine] = Machine
+) -> list[str]:
     """Run the scenario of this seed; what the gate said wrongly, in words."""
     dice = random.Random(f"gates {seed}")
     case = replace(draw(seed, rules), budget_s=600.0)
@@ -170,7 +172,7 @@ def scenario(seed: int, rules: tuple[Rule, ...] = ()) -> list[str]:
         lasts_s = dice.uniform(shortest_s, longest_s)
         troubles.append(Trouble(at_s, fault, lasts_s))
         at_s += lasts_s
-    machine = Machine(case, starts_s, troubles, tells_start=dice.random() < 0.7)
+    machine = machine_type(case, starts_s, troubles, tells_start=dice.random() < 0.7)
     diary = Diary(machine)
     until_s = at_s + SETTLING_S
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:

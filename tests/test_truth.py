@@ -1,13 +1,15 @@
 """The verdict against the truth: a small set of seeds of `benchmarks/truth.py`, on every run."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.draws import draw
 from benchmarks.gates import scenario
+from benchmarks.machine import Machine
 from benchmarks.planted import FirstTokenOnly, LedOnly, OnePass, SameOrderTwice
 from benchmarks.truth import examine_all, main, report, report_planted
 from benchmarks.warming import warm
-from sidecar.core.boot import Sameness
 from sidecar.simulator.rulesfile import parse_rules
 
 
@@ -82,7 +84,13 @@ def test_the_gate_is_right_under_restarts_and_faults(seed):
     assert scenario(seed) == []
 
 
-def test_a_gate_that_believes_every_boot_is_caught(monkeypatch):
-    """The scenarios are hard enough: a conductor that takes each boot for the old one is wrong."""
-    monkeypatch.setattr("sidecar.search.compare", lambda _earlier, _later: Sameness.SAME)
-    assert any("never sent" in wrong for seed in (2, 6) for wrong in scenario(seed))
+class _Lying(Machine):
+    """Its processes all claim to be the first."""
+
+    async def mark(self):
+        return replace(await super().mark(), process_start_s=0.0)
+
+
+def test_a_gate_that_is_deceived_is_caught():
+    """The scenarios are hard enough: where each boot passes for the old one, the gate is wrong."""
+    assert any("never sent" in wrong for seed in (2, 6) for wrong in scenario(seed, (), _Lying))
