@@ -10,7 +10,7 @@ def main() -> int:
         from sidecar.check import main as check
 
         return check(sys.argv[2:])
-    from sidecar.cli import main as cli
+    from sidecar.cli.main import main as cli
 
     return cli(sys.argv[1:])
 

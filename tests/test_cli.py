@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from sidecar import __version__
-from sidecar.cli import main
-from sidecar.cli_run import _Lines
+from sidecar.cli.main import main
+from sidecar.cli.run import _Lines
 from sidecar.core.errors import ExitCode
 from sidecar.core.gate import Snapshot, State
 from sidecar.core.passes import Progress
@@ -270,7 +270,7 @@ def test_bad_arguments_of_sim(
 
 def test_heavy_modules_are_imported_by_the_command_that_needs_them() -> None:
     """`--help` is at once: neither pydantic nor the web server is imported for it."""
-    script = "import sys; import sidecar.cli as c; c.parser_of_all(); print(*sys.modules)"
+    script = "import sys; import sidecar.cli.main as c; c.parser_of_all(); print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True
     ).stdout.split()

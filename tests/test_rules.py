@@ -34,7 +34,7 @@ LAYERS = {
     ),
     "check": (("check",), ()),
     "cli": (
-        ("cli*", "__main__"),
+        ("cli", "__main__"),
         ("core", "adapters", "settings", "wiring", "simulator", "check"),
     ),
 }
@@ -55,11 +55,11 @@ ONLY_HERE = {
     "fastapi": ("web", "simulator"),
     "prometheus_client": ("exposition", "web", "core/metrics", "simulator"),
     "yaml": ("core", "settings", "simulator"),
-    "rich": ("cli*",),
-    "argparse": ("cli*", "simulator"),
+    "rich": ("cli",),
+    "argparse": ("cli", "simulator"),
     "time": ("adapters", "warmup", "attempt", "search", "watch", "simulator"),
     "datetime.now": ("adapters", "warmup", "watch", "wiring", "simulator"),
-    "print": ("cli*", "check", "simulator"),
+    "print": ("cli", "check", "simulator"),
 }
 """name → the modules (or folders) in which it may be used. `check` starts every few seconds and
 reads its two variables itself, so that nothing else of the package has to be imported for it."""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from sidecar.cli_settings import settings_of
+from sidecar.cli.settings import settings_of
 from sidecar.core.errors import ExitCode
 from sidecar.core.gate import Snapshot, State
 

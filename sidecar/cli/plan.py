@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sidecar.adapters.shapesfile import read
-from sidecar.cli_settings import settings_of
+from sidecar.cli.settings import settings_of
 from sidecar.core.cells import Cell
 from sidecar.core.cost import WARM_PASSES, Cost, PlanCost, Speed, cell_cost, plan_cost
 from sidecar.core.errors import ConfigError, ExitCode

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from sidecar.cli_parser import parser_of_all
+from sidecar.cli.parser import parser_of_all
 from sidecar.core.errors import ExitCode, WarmupError
 
 Command = Callable[[argparse.Namespace], int]
@@ -61,17 +61,17 @@ def _inside(error: BaseException) -> WarmupError | None:
 def _command(name: str) -> Command:
     # Imported here, one by one: see the head of this module.
     if name in ("serve", "once"):
-        from sidecar import cli_run
+        from sidecar.cli import run
 
-        return cli_run.serve if name == "serve" else cli_run.once
+        return run.serve if name == "serve" else run.once
     if name == "plan":
-        from sidecar import cli_plan
+        from sidecar.cli.plan import plan
 
-        return cli_plan.plan
+        return plan
     if name == "sim":
-        from sidecar import cli_sim
+        from sidecar.cli.sim import sim
 
-        return cli_sim.sim
-    from sidecar import cli_files
+        return sim
+    from sidecar.cli import files
 
-    return cli_files.report if name == "report" else cli_files.shapes
+    return files.report if name == "report" else files.shapes
