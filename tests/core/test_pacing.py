@@ -106,6 +106,17 @@ def test_streams_tell_the_steps(ran, expected):
     assert miss(ran, PLAN, None) is expected
 
 
+def test_first_tokens_must_come_within_half_the_warm_ttft():
+    """What the streams allow, the warm time of one such prompt may still contradict (R3)."""
+    slow_to_send = held(FOUR, split=0)
+    firsts = [0.23, 0.23, 0.23, 0.234]
+    results = [result(f, cell=FOUR, sent_s=0.001) for f in firsts]
+    ran = wave(FOUR, Gait.HELD, results, plug=slow_to_send.plug)
+    assert miss(ran, PLAN, None) is None
+    assert miss(ran, PLAN, 0.02) is None
+    assert miss(ran, PLAN, 0.006) is Miss.SPLIT
+
+
 def test_grouped_events_leave_the_bound_on_first_tokens():
     """Where events stand for several steps, half the warm TTFT decides, and nothing without it."""
     results = [

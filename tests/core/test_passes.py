@@ -148,3 +148,22 @@ def test_any_costs_end_in_a_verdict():
             cold_s = dice.choice((0.0, 0.0, 0.0, 0.05, 0.4, 3.0)) if count < 60 else 0.0
             judge.feed(quiet(look, cold_s=cold_s))
         assert judge.verdict().call == "warm"
+
+
+def fail(look: Look):
+    broken = Result(Outcome.HTTP_ERROR, 0.0, status=500)
+    return wave(look.cell, look.gait, [broken] * look.cell.concurrency)
+
+
+def test_a_failed_cell_is_tried_again_in_the_next_round_only():
+    """Two failed waves of a gait end a cell for this round, its other gait too."""
+    four = cell(4)
+    plan = Plan((four,), plug_tokens=2048, batched_tokens_known=True)
+    judge = new_judge(plan)
+    for _ in range(2):
+        tried = 0
+        passes = passes_of(judge, plan)
+        while isinstance(look := passes.next(0.0), Look):
+            judge.feed(fail(look))
+            tried += 1
+        assert tried == 3  # each gait once, then the one whose turn came first

@@ -456,3 +456,22 @@ def test_an_empty_grid_never_opens():
     judge.feed(led(FIRST))
     assert judge.verdict().call is Call.UNKNOWN
     assert not opening(judge.verdict(), open_unproven=True).open
+
+
+def test_a_wave_that_failed_late_asks_every_cell_once_more():
+    """A wave that ran for seconds before it failed may have made others cold; a refusal may not."""
+    other = cell(1, 200)
+    for token_s, lacking in (((3.0,), True), ((0.1,), False)):
+        judge = judge_of(ONE, other)
+        run(judge, other, 0)
+        run(judge, ONE, 0, 0)
+        judge.feed(failing(other, token_s=token_s))
+        assert (ONE in [look.cell for look in judge.lacks()]) is lacking
+
+
+def test_a_quiet_wave_that_is_invalid_still_ends_what_is_cold():
+    """Preempted or of another length: it proves nothing, but it did not pay."""
+    judge = judge_of(ONE)
+    run(judge, ONE, 0, 9)
+    judge.feed(led(ONE, delta=counters(ONE, preemptions=1)))
+    assert told(judge, ONE).standing is Standing.UNPROVEN
