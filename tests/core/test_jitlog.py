@@ -267,6 +267,10 @@ def test_tilelang_takes_as_long_as_its_two_lines_say() -> None:
     assert isinstance(unknown, Finished)
     assert (first.duration_s, second.duration_s, unknown.duration_s) == (10.0, 11.0, None)
     assert first.origin.rank == "TP0"
+    for begun in ("01", "02"):  # 0.31+: two ranks, and neither is named
+        reader.feed(form.format(f"01:{begun}", begin))
+    took = [reader.feed(form.format(f"01:{at}", f"{end} `mhc`")) for at in ("05", "09")]
+    assert [e.duration_s for e in took if isinstance(e, Finished)] == [4.0, 7.0]
 
 
 def test_an_autotune_block_has_its_seconds() -> None:
@@ -341,6 +345,7 @@ def test_torch_recompiles() -> None:
         told = compile_of(text)
         assert (told.event, told.kernel, told.detail) == ("recompile", "forward", "qwen.py:12")
     assert parse(line.replace("Recompiling function", "    triggered by")) is None
+    assert parse("say: [__recompiles] Recompiling function forward in x.py:1") is None
     graph = next(e for e in events_of("gpu-0.26.0-first.log") if isinstance(e, Compile))
     assert (graph.backend, graph.kernel) == ("torch", "compile range (1, 8192)")
     assert graph.duration_s == 15.92

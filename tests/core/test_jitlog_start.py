@@ -119,11 +119,14 @@ def test_nothing_is_learned_once_users_can_write() -> None:
 
 def test_another_process_begins_another_boot() -> None:
     """What the last one was started with is forgotten."""
-    boot = boot_of(API.format(5) + "non-default args: {'max_num_seqs': 64}", ANSWER)
+    boot = boot_of(
+        API.format(5) + "non-default args: {'max_num_seqs': 64}", ACTIVE.format("W pid=7"), ANSWER
+    )
     event = parse(API.format(6) + "non-default args: {'model': 'x'}")
     assert event is not None
     assert boot.feed(event) is True
     assert (boot.boots, boot.facts, boot.is_serving) == (2, StartFacts(), False)
+    assert boot.monitors == 0
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,7 @@ MAX_KEPT = 1000
 many times over, but the first thousand show how its batch formed."""
 
 _INFERENCE = ("/v1/", "/v2/", "/inference/", "/invocations", "/pooling", "/classify", "/score")
-"""Paths below which an answer means work for the engine."""
-_IDLE = ("/v1/models",)
+"""Paths below which a POST means work for the engine."""
 
 _Event = TypeVar("_Event", Compile, Finished, Step, Trouble)
 
@@ -101,7 +100,6 @@ class Window:
         self._expected = {each.path: each.count for each in expected}
         self._lossless = lossless
         self._opened = self._closed = False
-        self._out_of_order = False
         self._gap: str | None = None
         self._restarted = False
         self._any = False
@@ -151,12 +149,11 @@ class Window:
                 self._restarted = False
             self._opened = True
         elif answer.nonce == self._fences.closing:
-            self._out_of_order = not self._opened
             self._closed = True
         elif (path := self._wanted(answer.path)) is not None:
             self._answers[path] += 1
         elif answer.method == "POST" and any(part in answer.path for part in _INFERENCE):
-            self._foreign += not answer.path.endswith(_IDLE)
+            self._foreign += 1
 
     def _wanted(self, path: str) -> str | None:
         """The expected path that this is, maybe behind a --root-path."""
@@ -202,7 +199,7 @@ class Window:
         }
         first = next(iter(missing), None)
         return (
-            "the opening fence was not seen" if self._out_of_order or not self._opened else None,
+            "the opening fence was not seen" if not self._opened else None,
             "the closing fence was not seen" if not self._closed else None,
             "the server started anew" if self._restarted else None,
             self._gap,
