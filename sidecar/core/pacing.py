@@ -146,7 +146,7 @@ class Pacer:
         if look.gait is Gait.HELD and missed in (Miss.SPLIT, Miss.PLUG_GONE):
             chunks = self._chunks.get(look.cell.id, 1) * 2
             self._chunks[look.cell.id] = min(chunks, _MAX_CHUNKS)
-        elif missed in (Miss.REST_LATE, Miss.REST_SPLIT):
+        elif missed in (Miss.REST_LATE, Miss.REST_SPLIT, Miss.B_UNKNOWN):
             self._share[look] = max(_MIN_SHARE, self._share.get(look, _SHARE) / 2)
         elif missed is Miss.LEAD_NOT_ALONE:
             self._share[look] = min(_MAX_SHARE, self._share.get(look, _SHARE) * 1.6)

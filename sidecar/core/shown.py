@@ -11,9 +11,9 @@ What each gait promises:
 * `held`: one step for all. No second token before the last first one, the plug still running when
   the last body was written, and the first tokens within half the warm TTFT of one such prompt.
 * `led`: the lead alone; then the rest as the scheduler packs what is all waiting: in one step
-  where it fits under B, else spread over steps exactly as first come, first served fills them. The
-  lead's stream counts those steps. A constant delay is no matter: with asynchronous scheduling the
-  rest comes one step later than without.
+  where it fits under B, else spread over steps exactly as first come, first served fills them, for
+  which B must be known. The lead's stream counts those steps. A constant delay is no matter: with
+  asynchronous scheduling the rest comes one step later than without.
 * both: `max(first) < min(last)`, so that there was a step in which all of them decoded.
 
 A wave of one shares its steps with nobody and is always shown.
@@ -39,6 +39,10 @@ class Miss(StrEnum):
     LEAD_NOT_ALONE = "the first request did not run alone"
     REST_LATE = "the rest was sent after the first request's token"
     REST_SPLIT = "the rest was not packed as one queue would be"
+    B_UNKNOWN = (
+        "the rest took several steps, and whether it had to needs max_num_batched_tokens: "
+        "say it under engine: in the shapes file"
+    )
 
 
 _GROUPED = 0.75
@@ -91,15 +95,14 @@ def _led_miss(wave: WaveResult, plan: Plan, warm_ttft_s: float | None) -> Miss |
     if _is_grouped(wave):
         if min(_firsts(rest)) <= lead.token_s[0]:
             return Miss.LEAD_NOT_ALONE
-        one_step = not fits or _is_one_step(wave, rest, warm_ttft_s)
-        return None if one_step else Miss.REST_SPLIT
+        return None if fits and _is_one_step(wave, rest, warm_ttft_s) else Miss.REST_SPLIT
     steps = sorted(nearest(lead.token_s, first_s) for first_s in _firsts(rest))
     if steps[0] == 0 and cell.prompt_tokens <= plan.batched_tokens:
         return Miss.LEAD_NOT_ALONE
-    if fits:
-        return None if _is_one_step(wave, rest, warm_ttft_s) else Miss.REST_SPLIT
-    if not plan.batched_tokens_known:
-        return None  # how the rest should have been packed can't be known: see the module's text
+    if fits or not plan.batched_tokens_known:
+        if _is_one_step(wave, rest, warm_ttft_s):
+            return None
+        return Miss.REST_SPLIT if fits else Miss.B_UNKNOWN
     expected = packing(
         cell.concurrency, cell.prompt_tokens, plan.batched_tokens, _decode_tokens(plan)
     )

@@ -144,3 +144,6 @@ def test_rest_above_b_is_shown_by_its_packing():
     at = [0.05 + STEP_S * n for n in (0, 1, 1, 2)]
     assert miss(led(big, firsts=at), plan, None) is None
     assert miss(led(big, firsts=[0.05, 0.06, 0.07, 0.08]), plan, None) is Miss.REST_SPLIT
+    unknown = Plan((big,))
+    assert miss(led(big, firsts=at), unknown, None) is Miss.B_UNKNOWN
+    assert miss(led(big), unknown, None) is None  # all in one step: then it fits
