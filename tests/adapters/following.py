@@ -1,7 +1,7 @@
 """A log source being followed, and what it has given so far."""
 
 import contextlib
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import anyio
 
@@ -43,8 +43,9 @@ async def following(source):
     follow = Follow(source)
 
     async def read():
-        async for item in source.lines():
-            follow.items.append(item)
+        async with aclosing(source.lines()) as lines:
+            async for item in lines:
+                follow.items.append(item)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(read)

@@ -19,7 +19,7 @@ import os
 import stat
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -205,7 +205,7 @@ class FileLog:
         cut = self._text.cut
         return Counts(self._lines, self._breaks, cut_lines=cut.lines, cut_bytes=cut.bytes)
 
-    async def lines(self) -> AsyncIterator[Item]:
+    async def lines(self) -> AsyncGenerator[Item, None]:
         """Endless; closing or cancelling it closes the file."""
         follower = _Follower(self.spec.path, self._max_old_bytes)
         lost_s: float | None = None
@@ -236,7 +236,7 @@ class FileLog:
         self._breaks += 1
         return Gap(now_s, self._trouble or "the file could not be read", seconds=now_s - lost_s)
 
-    async def _items(self, look: _Look) -> AsyncIterator[Item]:
+    async def _items(self, look: _Look) -> AsyncGenerator[Item, None]:
         ended = self._text.end() if look.is_new_text else []
         at_s = time.monotonic()
         for text in ended:

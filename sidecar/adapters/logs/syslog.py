@@ -33,7 +33,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from anyio import CancelScope, to_thread
@@ -96,7 +96,7 @@ class SyslogLog:
             refused=self._senders.refused + self._datagrams.refused,
         )
 
-    async def lines(self) -> AsyncIterator[Item]:
+    async def lines(self) -> AsyncGenerator[Item, None]:
         """Endless; closing or cancelling it closes the socket and removes its file."""
         try:
             await self._listen()
