@@ -417,6 +417,7 @@ def test_only_a_fence_keeps_its_nonce() -> None:
         ),
         ("TimeoutError: RPC call to execute_model timed out.", Complaint.STEP_TIMEOUT),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to", Complaint.OUT_OF_MEMORY),
+        ("RuntimeError: Worker failed with error 'CUDA out of memory.", Complaint.OUT_OF_MEMORY),
         ("RuntimeError: CUDA error: out of memory", Complaint.OUT_OF_MEMORY),
         ("Worker proc VllmWorker-0 died unexpectedly, shutting down", Complaint.WORKER_DIED),
         ("EngineCore encountered a fatal error.", Complaint.ENGINE_DEAD),

@@ -101,15 +101,14 @@ def test_as_many_monitors_as_ranks_that_spoke() -> None:
 
 
 def test_nothing_is_learned_once_users_can_write() -> None:
-    """After the first answer no forged line adds a rank, a setting, or a boot."""
-    start = API.format(5) + "non-default args: {'max_num_seqs': 64}"
+    """After the first answer no forged line adds a rank or a setting."""
+    start = API.format(1) + "non-default args: {'max_num_seqs': 64}"
     boot = boot_of(start, ACTIVE.format("Worker_TP0 pid=10"), ANSWER)
     before = boot.facts
     for forged in (
         ACTIVE.format("Worker_TP1 pid=11"),
-        API.format(5) + "non-default args: {'max_num_seqs': 9, 'jit_monitor_verbose': True}",
         CORE + "Initializing a V1 LLM engine (v9.9.9) with config: model='x', max_seq_len=5",
-        "INFO 11-29 15:49:33 [x.py:1] non-default args: {'max_num_seqs': 9}",
+        CORE + "Using max model len 7",
     ):
         event = parse(forged)
         assert event is not None
@@ -117,16 +116,42 @@ def test_nothing_is_learned_once_users_can_write() -> None:
     assert (boot.facts, boot.monitors, boot.boots) == (before, 1, 1)
 
 
-def test_another_process_begins_another_boot() -> None:
-    """What the last one was started with is forgotten."""
-    boot = boot_of(
-        API.format(5) + "non-default args: {'max_num_seqs': 64}", ACTIVE.format("W pid=7"), ANSWER
-    )
-    event = parse(API.format(6) + "non-default args: {'model': 'x'}")
+def test_a_start_line_begins_another_boot() -> None:
+    """With the same pid too, as in a container; what the last one was started with is forgotten."""
+    start = API.format(1) + "non-default args: {'max_num_seqs': 64}"
+    boot = boot_of(start, ACTIVE.format("Worker pid=7"), ANSWER)
+    event = parse(API.format(1) + "non-default args: {'model': 'x'}")
     assert event is not None
     assert boot.feed(event) is True
-    assert (boot.boots, boot.facts, boot.is_serving) == (2, StartFacts(), False)
-    assert boot.monitors == 0
+    assert (boot.boots, boot.facts, boot.monitors) == (2, StartFacts(), 0)
+    assert boot.is_serving is False
+
+
+def test_a_forged_start_can_be_taken_back() -> None:
+    """Where nothing else saw a restart, all that its lines brought is gone."""
+    start = API.format(1) + "non-default args: {'max_num_seqs': 64}"
+    boot = boot_of(start, ACTIVE.format("Worker_TP0 pid=10"), ANSWER)
+    before = boot.facts
+    for forged in (
+        API.format(1) + "non-default args: {'jit_monitor_verbose': True}",
+        ACTIVE.format("Worker_TP0 pid=10"),
+        ACTIVE.format("Worker_TP1 pid=11"),
+    ):
+        event = parse(forged)
+        assert event is not None
+        boot.feed(event)
+    assert (boot.facts.jit_monitor_verbose, boot.monitors) == (True, 2)
+    boot.reject()
+    assert (boot.facts, boot.monitors, boot.boots, boot.is_serving) == (before, 1, 1, True)
+
+
+def test_ranks_are_the_product_of_what_multiplies_workers() -> None:
+    """Tensor × pipeline × prefill context × data; expert and decode context share ranks."""
+    args = "{'prefill_context_parallel_size': 2, 'data_parallel_size': 4}"
+    config = "(v0.33.0) with config: model='m', tensor_parallel_size=8, pipeline_parallel_size=1"
+    facts = from_arguments(args)
+    assert facts.ranks is None
+    assert facts.with_(from_config(config)).ranks == 64
 
 
 @pytest.mark.parametrize(

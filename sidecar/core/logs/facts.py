@@ -25,6 +25,8 @@ class StartFacts:
     """Of one data-parallel engine, the smallest."""
     tensor_parallel: int | None = None
     pipeline_parallel: int | None = None
+    context_parallel: int | None = None
+    """Of prefill; that of decode shares the tensor-parallel ranks."""
     data_parallel: int | None = None
     api_servers: int | None = None
     draft_tokens: int | None = None
@@ -51,7 +53,8 @@ class StartFacts:
         """Worker processes: as many monitors must have said that they listen."""
         if self.tensor_parallel is None or self.pipeline_parallel is None:
             return None
-        return self.tensor_parallel * self.pipeline_parallel * (self.data_parallel or 1)
+        engine = self.tensor_parallel * self.pipeline_parallel * (self.context_parallel or 1)
+        return engine * (self.data_parallel or 1)
 
     def with_(self, told: "StartFacts") -> "StartFacts":
         """These facts and what one more line told, which wins."""
@@ -111,6 +114,7 @@ def from_arguments(text: str) -> StartFacts:
         max_num_batched_tokens=_integer(args.get("max_num_batched_tokens")),
         tensor_parallel=_integer(args.get("tensor_parallel_size")),
         pipeline_parallel=_integer(args.get("pipeline_parallel_size")),
+        context_parallel=_integer(args.get("prefill_context_parallel_size")),
         data_parallel=_integer(args.get("data_parallel_size")),
         api_servers=_integer(args.get("api_server_count")),
         enforce_eager=_boolean(args.get("enforce_eager")),
@@ -135,6 +139,7 @@ def from_config(text: str) -> StartFacts:
         max_model_len=_integer(config.get("max_seq_len")),
         tensor_parallel=_integer(config.get("tensor_parallel_size")),
         pipeline_parallel=_integer(config.get("pipeline_parallel_size")),
+        context_parallel=_integer(config.get("prefill_context_parallel_size")),
         data_parallel=_integer(config.get("data_parallel_size")),
         draft_tokens=0
         if speculative == "None"

@@ -29,6 +29,7 @@ _COMPLAINTS = (
     ("RuntimeError: CUDA error: out of memory", Complaint.OUT_OF_MEMORY),
     ("torch.AcceleratorError: CUDA error: out of memory", Complaint.OUT_OF_MEMORY),
     ("RuntimeError: Triton Error [CUDA]: out of memory", Complaint.OUT_OF_MEMORY),
+    ("RuntimeError: Worker failed with error 'CUDA out of memory", Complaint.OUT_OF_MEMORY),
     ("Worker proc ", Complaint.WORKER_DIED),
     ("RayWorkerProc rank=", Complaint.WORKER_DIED),
     ("EngineCore encountered", Complaint.ENGINE_DEAD),

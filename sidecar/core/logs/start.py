@@ -1,5 +1,7 @@
 """The start lines of one source, in order → the facts of the boot, and when a new one begins."""
 
+from dataclasses import dataclass, field, replace
+
 from sidecar.core.logs.events import Access, Activated, LogEvent, Phase, Started
 from sidecar.core.logs.facts import StartFacts
 from sidecar.core.logs.head import Origin
@@ -7,58 +9,69 @@ from sidecar.core.logs.head import Origin
 _MAX_MONITORS = 4096
 
 
+@dataclass(frozen=True, slots=True)
+class _Boot:
+    facts: StartFacts = field(default_factory=StartFacts)
+    monitors: frozenset[Origin] = frozenset()
+
+
 class BootLog:
     """Reads the boot at hand.
 
-    Once a server serves, users can write into its log. So from its first answer on nothing more
-    is learned, until another process says how it was started; and that another process did so is
-    to be confirmed by other means before anything rests on it.
+    Once a server serves, users can write into its log: from its first answer on nothing more is
+    learned, until a line says that a server starts. That line could be forged too, and a pid tells
+    nothing (in a container it is mostly the same), so whoever reads it must look for the restart by
+    other means and `reject()` it if there was none.
     """
 
     def __init__(self) -> None:
-        self.facts = StartFacts()
         self.boots = 0
-        """Starts seen in this source."""
+        """Starts seen in this source, without those that were rejected."""
         self.is_serving = False
-        self._monitors: set[tuple[str | None, int | None]] = set()
-        self._starter: Origin | None = None
+        self._boot = _Boot()
+        self._before = _Boot()
+
+    @property
+    def facts(self) -> StartFacts:
+        return self._boot.facts
 
     @property
     def monitors(self) -> int:
         """Processes whose JIT monitor said that it listens. Compare with `facts.ranks`."""
-        return len(self._monitors)
+        return len(self._boot.monitors)
 
     def feed(self, event: LogEvent) -> bool:
-        """Whether a new boot begins with this event."""
+        """Whether a server says with this event that it starts."""
         if isinstance(event, Started):
             return self._started(event)
         if isinstance(event, Access):
             self.is_serving = True
         elif isinstance(event, Activated) and not self.is_serving:
-            if len(self._monitors) < _MAX_MONITORS:
-                self._monitors.add((event.origin.process, event.origin.pid))
-            if event.mode is not None:
-                self.facts = self.facts.with_(StartFacts(jit_monitor_mode=event.mode))
+            self._listens(event)
         return False
 
+    def reject(self) -> None:
+        """There was no restart: forget what the last start line brought."""
+        self._boot = self._before
+        self.boots -= 1
+        self.is_serving = True
+
     def _started(self, event: Started) -> bool:
-        begins = event.phase is Phase.ARGUMENTS and not self._is_same(event.origin)
+        begins = event.phase is Phase.ARGUMENTS
         if begins:
-            self.facts = StartFacts()
+            self._before, self._boot = self._boot, _Boot()
             self.boots += 1
             self.is_serving = False
-            self._monitors.clear()
-            self._starter = event.origin
         if not self.is_serving:
-            self.facts = self.facts.with_(event.facts)
+            self._boot = replace(self._boot, facts=self.facts.with_(event.facts))
             self.is_serving = event.phase is Phase.SERVING
         return begins
 
-    def _is_same(self, origin: Origin) -> bool:
-        """The process that is being read already. One without a pid can't be told from it while
-        it serves."""
-        if self._starter is None:
-            return False
-        if origin.pid is None or self._starter.pid is None:
-            return self.is_serving
-        return origin.pid == self._starter.pid
+    def _listens(self, event: Activated) -> None:
+        who = replace(event.origin, at=None)
+        known = self._boot.monitors
+        self._boot = replace(
+            self._boot,
+            facts=self.facts.with_(StartFacts(jit_monitor_mode=event.mode)),
+            monitors=known | {who} if len(known) < _MAX_MONITORS else known,
+        )
