@@ -1,5 +1,7 @@
 """The rules of the verdict, each by itself (R2, R5-R10)."""
 
+from dataclasses import replace
+
 import pytest
 
 from sidecar.core.cells import Cell, Converge, Gait, Role
@@ -461,11 +463,11 @@ def test_an_empty_grid_never_opens():
 def test_a_wave_that_failed_late_asks_every_cell_once_more():
     """A wave that ran for seconds before it failed may have made others cold; a refusal may not."""
     other = cell(1, 200)
-    for token_s, lacking in (((3.0,), True), ((0.1,), False)):
+    for took_s, lacking in ((3.0, True), (0.1, False)):
         judge = judge_of(ONE, other)
         run(judge, other, 0)
         run(judge, ONE, 0, 0)
-        judge.feed(failing(other, token_s=token_s))
+        judge.feed(replace(failing(other), took_s=took_s))
         assert (ONE in [look.cell for look in judge.lacks()]) is lacking
 
 
