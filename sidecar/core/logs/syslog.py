@@ -10,8 +10,10 @@ by message.
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from sidecar.core.logs.events import Compile, Finished
 from sidecar.core.logs.head import begins_line
 from sidecar.core.logs.lines import MAX_LINE_BYTES, Cut
+from sidecar.core.logs.parse import parse
 
 DOCKER_PIECE = 16 << 10
 """Docker splits longer lines here, and its syslog driver doesn't mark the pieces."""
@@ -85,7 +87,7 @@ class SyslogLines:
     def _joined(self, tag: str, priority: int, text: bytes) -> list[TaggedLine]:
         lines: list[TaggedLine] = []
         held = self._unfinished.pop((tag, priority), b"")
-        if held and begins_line(text[:100].decode("utf-8", "replace")):
+        if held and _is_own_line(text):
             lines += _lines(tag, held)
             held = b""
         is_piece = len(text) == DOCKER_PIECE
@@ -196,6 +198,13 @@ class _Stream:
         self._scanned = 0
         self._skip_line = True
         return frame
+
+
+def _is_own_line(text: bytes) -> bool:
+    """Whether this is no rest of a line before it. In doubt it is one, so that no text of a user,
+    made to measure, can hide the line that follows."""
+    start = text.decode("utf-8", "replace")
+    return begins_line(start) or isinstance(parse(start), Compile | Finished)
 
 
 def _lines(tag: str, text: bytes) -> list[TaggedLine]:
