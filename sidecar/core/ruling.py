@@ -60,7 +60,11 @@ def rule(cell: Cell, tracks: Sequence[Track], grid: Grid, *, succeeded: bool) ->
         standing = Standing.FAILED if failed else Standing.COLD
         return _verdict(cell, tracks, Call.NOT_YET, standing, failed + cold)
     unknown = _unknown(cell, tracks, grid)
-    lacking = tuple(f"{t.look.gait}: {_lacking(t, grid)}" for t in tracks if not is_quiet(t, grid))
+    lacking = tuple(
+        f"{t.look.gait}: {_lacking(t, grid)}"
+        for t in tracks
+        if not is_quiet(t, grid) and t.trailing_tries() < MAX_TRIES  # else it is told above
+    )
     if not unknown and not lacking:
         return _verdict(cell, tracks, Call.WARM, Standing.DONE, ())
     call = Call.UNKNOWN if unknown else Call.NOT_YET

@@ -32,7 +32,10 @@ class Miss(StrEnum):
     """Why a wave did not show its batch; the words are for the operator."""
 
     UNFINISHED = "not every request got its tokens"
-    NO_OVERLAP = "the first ended before the last had begun"
+    NO_OVERLAP = (
+        "the first ended before the last had begun, as where --max-num-seqs or the KV cache is "
+        "smaller than the wave"
+    )
     PLUG_GONE = "the plug had ended before the last request was sent"
     PLUG_SHARED = "requests came with the plug's own step"
     SPLIT = "the requests did not share a step"
