@@ -122,7 +122,8 @@ def _unknown(cell: Cell, tracks: Sequence[Track], grid: Grid) -> tuple[str, ...]
         reasons.append("accepted drafts end its requests at ever new moments: not all batches met")
     for track in tracks:
         reading, gait = track.reading(), track.look.gait
-        if grid.speculates and reading.looks and not reading.accepted:
+        decodes = max(cell.output_tokens, cell.ramp) > 1
+        if grid.speculates and decodes and reading.looks and not reading.accepted:
             reasons.append(f"{gait}: speculation is on, but no draft was accepted")
         if not reading.known_quiet:
             reasons.append(f"{gait}: can't be known: {'; '.join(_unknowable(track))}")

@@ -313,6 +313,15 @@ def test_accepted_drafts_make_a_speculating_cell_warm():
     assert told(judge, ONE).call is Call.WARM
 
 
+def test_a_cell_that_only_prefills_needs_no_drafts():
+    """One output token is decoded by nobody: speculation is nothing to it."""
+    prefill = cell(1, 100, 1)
+    judge = judge_of(prefill, facts=EngineFacts(speculation=True))
+    for _ in range(2):
+        judge.feed(led(prefill))
+    assert told(judge, prefill).call is Call.WARM
+
+
 def test_speculating_batches_must_all_be_met():
     """Requests that end together leave the batches between unmet, whatever drafts may bring."""
     judge = judge_of(FOUR, facts=EngineFacts(speculation=True))
