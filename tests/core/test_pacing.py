@@ -6,6 +6,7 @@ from sidecar.core.cells import Gait, Look
 from sidecar.core.facts import EngineFacts
 from sidecar.core.pacing import Pacer
 from sidecar.core.plan import Plan
+from sidecar.core.results import Outcome, Result
 from sidecar.core.shown import Miss, miss, packing
 from tests.core.waves import STEP_S, cell, held, led, result, wave
 
@@ -147,3 +148,46 @@ def test_rest_above_b_is_shown_by_its_packing():
     unknown = Plan((big,))
     assert miss(led(big, firsts=at), unknown, None) is Miss.B_UNKNOWN
     assert miss(led(big), unknown, None) is None  # all in one step: then it fits
+
+
+def test_rest_is_let_go_sooner_or_later_as_the_lead_shows():
+    """A rest that came late or apart is let go sooner next time; one that met the lead, later."""
+    pacer = Pacer(PLAN)
+    pacer.feed(led(FOUR, ttft_s=0.1))
+    pacer.feed(led(FOUR, firsts=[0.1, 0.11, 0.11, 0.12]))
+    assert pacer.pace(LED).rest_after_s == pytest.approx(0.0125)
+    for _ in range(2):
+        pacer.feed(led(FOUR, firsts=[0.1, 0.1, 0.11, 0.11]))
+    assert pacer.pace(LED).rest_after_s == pytest.approx(0.0125 * 1.6**2)
+
+
+def test_the_pacer_learns_nothing_from_failures():
+    """A wave in which a request failed moves nothing."""
+    pacer = Pacer(PLAN)
+    broken = Result(Outcome.BROKEN, 0.0)
+    pacer.feed(wave(FOUR, Gait.HELD, [broken] * 4, spread_s=9.0))
+    assert pacer.pace(HELD).plug_tokens == 2048
+
+
+def test_without_a_plug_a_held_wave_is_let_go_at_once():
+    """Where no plug fits, a wave goes without, and is not shown."""
+    plan = Plan((FOUR,))
+    assert Pacer(plan).pace(HELD).plug_tokens is None
+    assert miss(wave(FOUR, Gait.HELD, held(FOUR).results), plan, None) is Miss.PLUG_GONE
+
+
+def test_grouped_led_events_leave_first_tokens_only():
+    """With grouped events a led wave is shown by its first tokens, the lead's before the rest's."""
+
+    def grouped(*firsts):
+        results = [
+            result(f, cell=FOUR, sent_s=0.0 if not i else 0.005, token_s=(f, 0.5, 0.6))
+            for i, f in enumerate(firsts)
+        ]
+        return wave(FOUR, Gait.LED, results)
+
+    assert miss(grouped(0.1, 0.2, 0.2, 0.21), PLAN, 0.1) is None
+    assert miss(grouped(0.1, 0.2, 0.2, 0.28), PLAN, 0.1) is Miss.REST_SPLIT
+    assert miss(grouped(0.1, 0.1, 0.2, 0.2), PLAN, 0.1) is Miss.LEAD_NOT_ALONE
+    unfinished = wave(FOUR, Gait.LED, [Result(Outcome.TIMEOUT, 0.0)] * 4)
+    assert miss(unfinished, PLAN, 0.1) is Miss.UNFINISHED

@@ -486,3 +486,39 @@ def test_a_quiet_wave_that_is_invalid_still_ends_what_is_cold():
     run(judge, ONE, 0, 9)
     judge.feed(led(ONE, delta=counters(ONE, preemptions=1)))
     assert told(judge, ONE).standing is Standing.UNPROVEN
+
+
+@pytest.mark.parametrize(
+    ("ran", "says"),
+    [
+        (wave(FOUR, Gait.LED, [result(0.1, cell=FOUR)] * 3), "3 of 4 requests ran"),
+        (wave(ONE, Gait.LED, [result(0.1, cell=ONE, token_s=())]), "had no token"),
+        (
+            wave(FOUR, Gait.HELD, held(FOUR).results, plug=Result(Outcome.TIMEOUT, 0.0)),
+            "the plug failed: timeout",
+        ),
+    ],
+)
+def test_a_wave_that_is_not_whole_is_invalid(ran, says):
+    """Requests that never ran, streams without a token and a failed plug make a wave invalid."""
+    judged = judge_of(FOUR, ONE).feed(ran)
+    assert not judged.valid
+    assert says in judged.invalid_because[0]
+
+
+def test_heaviest_says_what_was_wrong_with_it():
+    """A heaviest wave of another length than declared has not passed, and says so."""
+    judge = judge_of(ONE, heaviest=HEAVY)
+    judge.feed(wave(HEAVY, Gait.LED, [result(9, cell=HEAVY, finish_reason="stop")]))
+    assert told(judge, HEAVY).standing is Standing.FAILED
+    assert "finished by 'stop'" in told(judge, HEAVY).reasons[0]
+
+
+def test_what_is_lacking_is_said():
+    """Not yet warm for others' sake, or for want of counters: the reason tells which."""
+    judge = judge_of(ONE)
+    judge.feed(led(ONE, delta=counters(ONE, requests=5)))
+    assert told(judge, ONE).reasons == ("led: others were served during each wave",)
+    run(judge, ONE, 0)
+    judge.feed(wave(ONE, Gait.LED, [result(0.05, cell=ONE)], delta=None))
+    assert "could not be read" in told(judge, ONE).reasons[0]
