@@ -26,9 +26,9 @@ class Follow:
     def has_ended(self):
         return any(isinstance(item, Ended) for item in self.items)
 
-    async def until(self, is_so):
+    async def until(self, is_so, limit_s=8):
         """Wait for something that must come; at most a few seconds."""
-        with anyio.fail_after(8):
+        with anyio.fail_after(limit_s):
             while not is_so():  # noqa: ASYNC110 (of most that is waited for there is no event)
                 await anyio.sleep(0.01)
 

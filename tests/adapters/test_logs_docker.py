@@ -107,7 +107,8 @@ async def test_a_container_that_is_made_anew_is_another_run(docker):
     async with follow_log(docker) as follow:
         await until_told(follow, "began: seen first", "one")
         docker.containers.remove(old)
-        docker.add("vllm", started_ns=130 * SECOND).print("two", 129 * SECOND)
+        new = docker.add("vllm", started_ns=130 * SECOND, finished_ns=125 * SECOND)
+        new.print("two", 120 * SECOND)
         await until_told(
             follow,
             *("began: seen first", "one", "gap", "ended: it was removed"),
@@ -200,6 +201,7 @@ async def test_of_too_much_old_text_the_later_part_is_skipped(docker):
         await follow.until(lambda: len(follow.gaps) == 1)
         vllm.print("now", time.time_ns() + SECOND)
         await follow.until(lambda: follow.texts[-1:] == ["now"])
+        await follow.until(lambda: docker.followers == 1)
     read = [int(text[:3]) for text in follow.texts[:-1]]
     assert read == list(range(len(read)))
     assert 100 <= len(read) < 300

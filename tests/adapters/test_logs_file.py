@@ -124,6 +124,21 @@ async def test_a_time_in_which_it_can_t_be_read_is_a_gap(path, tmp_path):
     assert follow.gaps[0].seconds > 0
 
 
+async def test_after_a_read_error_it_goes_on_where_it_was(path):
+    """A network file system that was away for a moment: no line twice."""
+    add(path, "a\n")
+    source = log_of(path)
+    async with following(source) as follow:
+        await follow.until_texts("a")
+        (handle,) = handles_of(path)
+        with path.open("a") as unreadable:
+            os.dup2(unreadable.fileno(), handle)
+        await follow.until(lambda: len(follow.gaps) == 1)
+        add(path, "b\n")
+        await follow.until_texts("a", "b")
+    assert "can't be read (Bad file descriptor)" in follow.gaps[0].why
+
+
 async def test_a_burst_is_read_whole(path):
     """Twenty thousand lines, written while it looks."""
     source = log_of(path)
@@ -140,7 +155,7 @@ async def test_a_burst_is_read_whole(path):
 async def test_of_too_much_old_text_the_middle_is_skipped(path):
     """A log of weeks is not worth minutes of reading; what is left out is said in bytes."""
     add(path, "".join(f"{n:09}\n" for n in range(100_000)))
-    async with following(FileLog(FileSpec(str(path)), max_old_bytes=400_000)) as follow:
+    async with following(FileLog(FileSpec(str(path)), max_old_bytes=400_006)) as follow:
         await follow.until(lambda: follow.texts[-1:] == ["000099999"])
         add(path, "new\n")
         await follow.until(lambda: follow.texts[-1:] == ["new"])
@@ -163,14 +178,16 @@ async def test_a_line_without_end_costs_no_memory(path):
     assert len(follow.texts[0]) + source.counts.cut_bytes == 3_000_000
 
 
+def handles_of(path):
+    """The open handles of this process on a file."""
+    links = Path("/proc/self/fd").iterdir()
+    return [int(link.name) for link in links if link.resolve() == path]
+
+
 async def test_ending_it_closes_the_files(path):
     """Cancelled or closed, no handle stays open."""
     add(path, "a\n")
-
-    def handles():
-        return [link for link in Path("/proc/self/fd").iterdir() if link.resolve() == path]
-
     async with following(log_of(path)) as follow:
         await follow.until_texts("a")
-        assert len(handles()) == 1
-    assert handles() == []
+        assert len(handles_of(path)) == 1
+    assert handles_of(path) == []

@@ -156,6 +156,8 @@ async def test_connections_that_say_nothing_make_room():
         await follow.until(lambda: source.counts.refused == 1)
         await speaking.send(message("second"))
         await follow.until_texts("first", "second")
+        await idle[-1].send(b"ed\n" + message("third"))
+        await follow.until(lambda: follow.texts[-1:] == ["third"])
         for stream in (speaking, *idle):
             tasks.start_soon(stream.aclose)
 

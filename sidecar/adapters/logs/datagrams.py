@@ -86,18 +86,20 @@ class Datagrams:
             if self._drops is not None:
                 self._drops_before, self._drops = self._drops_before + self._drops, 0
 
-    def look(self, silent_s: float) -> None:
-        """Tell drops after which nothing came, and lines that nobody goes on with."""
-        if self._socket is None:
-            return
-        self._tell_drops(self._socket)
+    def finish_lines(self, silent_s: float) -> None:
+        """Lines that nobody goes on with are given as they are."""
         now_s = time.monotonic()
         if now_s - self._heard_s > silent_s:
             self._inbox.put_lines(self._frames.end(), now_s)
 
     def _readable(self, sock: socket.socket) -> None:
-        """Take what is there, up to a turn's worth."""
+        """The kernel drops only while there is much to read, so it need not be asked otherwise."""
         self._tell_drops(sock)
+        self._take(sock)
+        self._tell_drops(sock)
+
+    def _take(self, sock: socket.socket) -> None:
+        """What is there, up to a turn's worth."""
         self._heard_s = now_s = time.monotonic()
         view = memoryview(self._buffer)
         for _ in range(_AT_ONCE):

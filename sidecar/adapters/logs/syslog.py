@@ -20,7 +20,8 @@ What that driver does, measured with Docker Engine 20.10:
 
 So with unix and tcp the sidecar must be there before the engine starts; a container has one
 connection (a stream, never datagrams) for each of its runs. Messages end with LF, over TLS they are
-counted. Lines over 16 KiB come as several messages that nothing marks as belonging together.
+counted. Lines over 16 KiB come as several messages that nothing marks as belonging together, and
+empty messages are not sent, so a line of exactly 16 KiB looks like the first piece of a longer one.
 Messages have no numbers: over UDP a loss on the way can't be noticed; what this machine's kernel
 drops at our socket is counted.
 """
@@ -106,7 +107,7 @@ class SyslogLog:
                     if n % AT_ONCE == 0:
                         await asyncio.sleep(0)
                 self._senders.finish_lines(_SILENT_S)
-                self._datagrams.look(_SILENT_S)
+                self._datagrams.finish_lines(_SILENT_S)
                 if self._socket_file and not await to_thread.run_sync(self._has_socket_file):
                     await self._listen_again()
         finally:
