@@ -117,7 +117,7 @@ def _config(dice: random.Random) -> EngineConfig:
         kv_cache_tokens=longest * dice.choice((2, 4, 16)),
         capture_max=dice.choice((64, 256, 512)),
         enforce_eager=eager,
-        draft_tokens=dice.choice((1, 2, 3, 5, 5)) if dice.random() < 0.3 else 0,
+        draft_tokens=dice.choice((1, 2, 3, 5, 5)) if dice.random() < 0.4 else 0,
         top_k=dice.choice((1, 2, 4, 8)),
         ranks=2 if dice.random() < 0.02 else 1,
         prefill_s_per_token=_log(dice, 4e-6, 1e-4),
@@ -135,6 +135,8 @@ def _config(dice: random.Random) -> EngineConfig:
 
 def _shapes(dice: random.Random, config: EngineConfig) -> Shapes:
     concurrencies = dice.sample((1, 2, 3, 4, 6, 8, 12, 16), dice.randint(2, 3))
+    if config.draft_tokens:
+        concurrencies[0] = dice.choice((8, 12, 16))  # wide: drafts end its requests apart
     lengths = dice.sample((1, 15, 16, 17, 64, 65, 350, 351, 512, 513, 514, 777, 1000), 2)
     long = dice.randint(600, max(601, config.max_model_len // 3))
     names = ["completions", *dice.sample(("chat", "logprobs", "json"), dice.randint(0, 1))]
@@ -167,8 +169,8 @@ def _rules(dice: random.Random, config: EngineConfig) -> tuple[Rule, ...]:
     families = [_by_tokens(dice)]
     if dice.random() < 0.5:
         families.append(_by_requests(dice))
-    if dice.random() < (0.9 if config.draft_tokens else 0.5):
-        families.append(_by_decode(dice))
+    if dice.random() < (0.95 if config.draft_tokens else 0.5):
+        families.append(_by_decode(dice, config))
     if dice.random() < 0.3:
         families.append(_by_context(dice))
     if dice.random() < 0.35:
@@ -232,14 +234,11 @@ def _by_requests(dice: random.Random) -> Rule:
     return Rule("by_requests", dice.choice(keys))
 
 
-def _by_decode(dice: random.Random) -> Rule:
-    keys = (
-        ("decode_reqs",),
-        ("decode_reqs",),
-        ("padded",),
-        ("tokens_class",),
-        ("decode_reqs", "context_pow2"),
-    )
+def _by_decode(dice: random.Random, config: EngineConfig) -> Rule:
+    """Where drafts end requests apart, how many are left is the key that is hard to meet."""
+    keys = [("decode_reqs",), ("decode_reqs",), ("decode_reqs", "context_pow2")]
+    if not config.draft_tokens:
+        keys += [("padded",), ("tokens_class",)]
     when = dice.choice(
         (
             (Condition("decode", (True,)),),
