@@ -14,7 +14,7 @@ from sidecar.core.logs.lines import Lines
 from sidecar.core.logsource import DockerSpec, FileSpec, SyslogSpec, Transport
 from tests.adapters.following import following
 from tests.conftest import unavailable
-from tests.containers.docker import Docker
+from tests.containers.docker import Docker, wait_until
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(120)]
 
@@ -25,6 +25,20 @@ LIMIT_S = 30
 
 PRINT = "import sys; sys.stdout.buffer.write(open(sys.argv[1], 'rb').read())"
 BURST = "for n in range(20000): print(n, 'x' * 100)"
+INSIDE = """
+import asyncio, sys
+from contextlib import aclosing
+from sidecar.adapters.logs import open_source
+from sidecar.core.logitems import Line
+from sidecar.core.logsource import parse_source
+
+async def main():
+    async with aclosing(open_source(parse_source(sys.argv[1])).lines()) as items:
+        async for item in items:
+            print(item.text if isinstance(item, Line) else item, flush=True)
+
+asyncio.run(main())
+"""
 COUNT = """
 import itertools, time
 for n in itertools.count():
@@ -55,13 +69,14 @@ class Stage:
         if self.kind == "docker":
             return ("--name", self.name)
         if self.kind == "file":
-            return ("--volume", f"{self.folder}:/logs", "--user", "0")
+            return ("--name", self.name, "--volume", f"{self.folder}:/logs", "--user", "0")
         where = self.spec.path if self.kind == "unix" else f"127.0.0.1:{port or self.source.port}"
         options = ("syslog-format=rfc5424micro", f"syslog-address={self.kind}://{where}")
         return (*("--name", self.name, "--log-driver", "syslog"), *with_each("--log-opt", options))
 
     async def start(self, script, *arguments, port=None):
         """In the background; the container."""
+        self.docker.made.append(("rm", "--force", "--volumes", self.name))  # if it doesn't start
         if self.kind == "file":
             command = ("-c", 'python "$@" >>/logs/vllm.log 2>&1', "sh", "-c", script, *arguments)
             entry = "sh"
@@ -228,6 +243,41 @@ async def test_a_container_that_is_restarted_or_removed_at_once(stage):
     numbers = [int(item.text) for item in follow.items if isinstance(item, Line)]
     again = numbers.index(0, 1)
     assert numbers == [*range(again), *range(len(numbers) - again)]
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp", "docker"])
+def test_a_source_inside_a_container(docker, image, tmp_path, engine_socket, kind):
+    """As the image's own user: a socket in a shared folder, a published port, Docker's socket."""
+    tmp_path.chmod(0o777)
+    name = f"warmup-test-{time.time_ns()}"
+    url, *options = {
+        "unix": ("syslog+unix:///logs/log.sock", "--volume", f"{tmp_path}:/logs"),
+        "tcp": ("syslog+tcp://0.0.0.0:5514", "--publish", "127.0.0.1:0:5514"),
+        "docker": (
+            f"docker:///{name}",
+            *("--volume", f"{engine_socket}:/var/run/docker.sock"),
+            *("--group-add", str(Path(engine_socket).stat().st_gid)),
+        ),
+    }[kind]
+    sidecar = docker.start(
+        image,
+        *("--entrypoint", "python", "--no-healthcheck", "--read-only", "--cap-drop", "ALL"),
+        *options,
+        command=("-c", INSIDE, url),
+    )
+    where = f"unix://{tmp_path}/log.sock"
+    if kind == "tcp":
+        where = f"tcp://{docker('port', sidecar, '5514/tcp').splitlines()[0]}"
+    syslog = ("--rm", "--log-driver", "syslog", "--log-opt", f"syslog-address={where}")
+    engine = ("run", "--name", name, "--entrypoint", "echo", *(() if kind == "docker" else syslog))
+    docker.made.append(("rm", "--force", name))
+
+    def is_read():
+        # Until it listens the container doesn't start, or Docker's proxy swallows the line.
+        docker.code(*engine, image, "compiled")
+        return "compiled" in docker.logs(sidecar)
+
+    wait_until("a line is read", is_read, LIMIT_S)
 
 
 def of(follow, kind):

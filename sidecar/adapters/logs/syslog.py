@@ -9,6 +9,8 @@ What that driver does, measured with Docker Engine 20.10:
 - The listener is missing when a container starts: with unix and tcp the container does not start
   (`no such file or directory`, or `connection refused` where a dead socket file stands); with udp
   it does.
+- The same with tcp through a published port: Docker's proxy accepts in our place, the container
+  starts, and what it writes before we listen is lost without a trace.
 - The listener goes away while the container runs: nothing blocks, with none of the three. The lines
   that are written meanwhile are lost without a trace; over tcp also one that seemed to be sent.
 - The listener comes back: the next line connects anew, also to a new socket file of that name.
@@ -18,12 +20,12 @@ What that driver does, measured with Docker Engine 20.10:
 - `docker logs` works beside it, from Docker's own cache, but with unix and tcp only while somebody
   listens; otherwise it fails with `connection refused`.
 
-So with unix and tcp the sidecar must be there before the engine starts; a container has one
-connection (a stream, never datagrams) for each of its runs. Messages end with LF, over TLS they are
-counted. Lines over 16 KiB come as several messages that nothing marks as belonging together, and
-empty messages are not sent, so a line of exactly 16 KiB looks like the first piece of a longer one.
-Messages have no numbers: over UDP a loss on the way can't be noticed; what this machine's kernel
-drops at our socket is counted.
+So with unix and tcp the sidecar must be there before the engine starts, and with unix nothing is
+lost while it is there. A container has one connection (a stream, never datagrams) for each of its
+runs. Messages end with LF, over TLS they are counted. Lines over 16 KiB come as several messages
+that nothing marks as belonging together, and empty messages are not sent, so a line of exactly
+16 KiB looks like the first piece of a longer one. Messages have no numbers: over UDP a loss on the
+way can't be noticed; what this machine's kernel drops at our socket is counted.
 """
 
 import asyncio
