@@ -107,7 +107,7 @@ class Attempt:
 
     async def _wave(self, look: Look) -> None:
         boot, gate = self._boot, self._gate
-        released_at = self._utc()
+        released_at, began_at = self._utc(), anyio.current_time()
         boot.in_flight = look
         gate.note(is_active=True)
         try:
@@ -117,7 +117,7 @@ class Attempt:
             raise
         judged = self._judge.feed(wave)
         boot.add(row_of(judged, at=released_at))
-        self._took_s[look] = self._utc() - released_at
+        self._took_s[look] = anyio.current_time() - began_at
         self.totals = self.totals.with_wave(judged)
         gate.note(
             is_active=False,
@@ -130,7 +130,7 @@ class Attempt:
             self._on_warning()
         if any(r.outcome is not Outcome.OK for r in wave.results):
             # The next wave would only be blamed for an engine that this one may have killed.
-            await self._watch.stop_if_lost()
+            await self._watch.stop_if_lost(boot.mark)
         boot.in_flight = None
 
     def _tell(self, began_at: float) -> None:

@@ -17,12 +17,14 @@ log = logging.getLogger(__name__)
 
 
 class ReadyFile(Protocol):
-    """A file that is there while the gate is open. No method raises."""
+    """A file that is there while the gate is open. No method raises, and each has a limit."""
 
     @property
     def troubles(self) -> tuple[str, ...]: ...
 
-    async def write(self) -> None: ...
+    async def write(self) -> None:
+        """It is there, if it wasn't."""
+        ...
 
     async def remove(self) -> None: ...
 
@@ -40,7 +42,10 @@ class Door:
     ) -> None:
         self._utc = utc
         self._ready_file = ready_file
+        self._settling = anyio.Lock()
         self.gate = Gate(url, at=utc(), on_change=on_change)
+        self.moved = anyio.Event()
+        """Set, and replaced by another one, when the gate has opened or shut."""
 
     @property
     def snapshot(self) -> Snapshot:
@@ -59,30 +64,38 @@ class Door:
             return
         state = self.gate.apply(event, at=self._utc(), reasons=reasons, exit_code=exit_code).state
         log.info("state=%s event=%s%s", state, event, listed(reasons))
+        self._has_moved()
 
-    async def open(self, event: Event, decided: Opening, *, adopted: bool) -> None:
-        """Open, and then show it by the ready file."""
+    def open(self, event: Event, decided: Opening, *, adopted: bool) -> None:
+        """Open; the ready file follows."""
         if self.gate.state is State.STOPPING:
             return
         proven, reasons = decided.proven, decided.reasons
         self.gate.apply(event, at=self._utc(), reasons=reasons, proven=proven, adopted=adopted)
         log.info("state=ready event=%s proven=%s%s", event, proven, listed(reasons))
-        if self._ready_file is not None:
-            # Cut off in the middle it could appear after it was removed.
-            with anyio.CancelScope(shield=True):
-                await self._ready_file.write()
+        self._has_moved()
 
-    async def remove_ready_file(self) -> None:
-        """After the gate was shut; also at the start: one of an earlier life promises nothing."""
-        if self._ready_file is not None:
-            with anyio.CancelScope(shield=True):
-                await self._ready_file.remove()
+    async def settle(self) -> None:
+        """Make the ready file say what the gate says, whatever became of it meanwhile."""
+        if self._ready_file is None:
+            return
+        # One at a time, and not cut off: a file could appear after it was removed.
+        with anyio.CancelScope(shield=True):
+            async with self._settling:
+                is_open = None
+                while is_open is not self.snapshot.is_ready:
+                    is_open = self.snapshot.is_ready
+                    await (self._ready_file.write() if is_open else self._ready_file.remove())
 
     async def stop(self) -> None:
         """Shut for good."""
         if self.gate.state is not State.STOPPING:
             self.move(Event.STOP, reasons=("the sidecar is stopping",))
-        await self.remove_ready_file()
+        await self.settle()
+
+    def _has_moved(self) -> None:
+        self.moved.set()
+        self.moved = anyio.Event()
 
     def tell(self, reasons: tuple[str, ...]) -> None:
         """Other reasons for the same state."""

@@ -1,5 +1,6 @@
 """Waits for the engine, and tells a boot that is back from a new one."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,7 +12,9 @@ from sidecar.core.errors import EngineRejected, EngineUnavailable
 from sidecar.core.facts import EngineFacts
 from sidecar.core.health import Health
 from sidecar.core.policy import Rhythm
-from sidecar.watch import NOT_ONE_ENGINE, Probed, is_telling
+from sidecar.watch import NOT_ONE_ENGINE, Probed, is_telling, telling_mark
+
+log = logging.getLogger(__name__)
 
 _MARKS = 3
 """Marks taken before a new boot is believed: two engines behind one address answer in turn."""
@@ -49,6 +52,7 @@ class Search:
         self._rhythm = rhythm
         self._tell = tell
         self._saw_several = False
+        self._bug = ""
 
     async def find(self, known: BootMark | None, *, broken: bool) -> Found:
         """Wait, without end, for an engine. `tell` is given the problem and the seconds waited.
@@ -59,47 +63,50 @@ class Search:
         began_at = anyio.current_time()
         while True:
             health = await self._engine.health()
-            broken = broken or health in (Health.REFUSED, Health.UNAVAILABLE)
+            broken = broken or health.breaks
             try:
                 return await self._try(health, known, broken)
             except EngineUnavailable as problem:
-                self._tell(problem, anyio.current_time() - began_at)
+                trouble = problem
+            except Exception as bug:
+                # Shut and tried again, as with everything else: a gate must outlive a bug.
+                if repr(bug) != self._bug:
+                    log.exception("a bug: the engine can't be looked at")
+                self._bug = repr(bug)
+                trouble = EngineUnavailable(f"a bug of the sidecar: {bug!r}; see its log")
+            self._tell(trouble, anyio.current_time() - began_at)
             await anyio.sleep(self._rhythm.search_every_s)
 
     async def _try(self, health: Health, known: BootMark | None, broken: bool) -> Found:
-        if health is Health.UP and known is not None and not self._saw_several:
-            mark = await self._telling_mark()
+        if health.is_up and known is not None and not self._saw_several:
+            mark = await telling_mark(self._engine, self._rhythm)
             several = self._is_another(mark, after_break=broken)
             sameness = Sameness.OTHER if several else compare(known, mark)
             if sameness is Sameness.SAME or (sameness is Sameness.UNTOLD and not broken):
                 return Found(mark, facts=None)
             self._saw_several = several
+        before = await self._engine.mark() if health.is_up else BootMark()
+        if self._is_another(before, after_break=broken):
+            self._saw_several = True
         facts = await self._engine.learn()
-        if health is not Health.UP:
+        if not health.is_up:
             # Asked all the same: a wrong key or model is said while the engine still starts.
             health = await self._engine.health()
-            if health is not Health.UP:
+            if not health.is_up:
                 raise EngineUnavailable(f"the engine is not up yet: /health is {health}")
             return await self._try(health, known, broken)
-        return Found(await self._one_identity(broken), facts)
+        mark = await self._one_identity(broken)
+        if compare(before, mark) is Sameness.OTHER:
+            raise EngineUnavailable("the engine was restarted while it was asked what it is")
+        return Found(mark, facts)
 
     def _is_another(self, mark: BootMark, *, after_break: bool) -> bool:
         """Whether this mark shows that more than one engine answers here."""
         return is_telling(mark) and self._sightings.see(mark, after_break=after_break)
 
-    async def _telling_mark(self) -> BootMark:
-        """An engine that has just come back may be late with its first /metrics."""
-        mark = await self._engine.mark()
-        for _ in range(2):
-            if is_telling(mark):
-                break
-            await anyio.sleep(self._rhythm.between_marks_s)
-            mark = await self._engine.mark()
-        return mark
-
     async def _one_identity(self, broken: bool) -> BootMark:
         """The mark of the one engine that is there. Raises EngineRejected if there are several."""
-        mark = await self._telling_mark()
+        mark = await telling_mark(self._engine, self._rhythm)
         several = self._is_another(mark, after_break=broken)
         for _ in range((_MARKS_AFTER_SEVERAL if self._saw_several else _MARKS) - 1):
             if not is_telling(mark) or several:

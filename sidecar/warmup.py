@@ -9,8 +9,6 @@ import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Protocol
 
 import anyio
 
@@ -19,34 +17,17 @@ from sidecar.core.boot import BootMark, Sightings
 from sidecar.core.errors import ConfigError, EngineUnavailable, ExitCode, WarmupError
 from sidecar.core.facts import EngineFacts
 from sidecar.core.gate import Event, Snapshot, State
-from sidecar.core.kept import Kept, objection
 from sidecar.core.passes import Passes, Progress
 from sidecar.core.plan import Plan
 from sidecar.core.policy import Policy
 from sidecar.core.report import Report
 from sidecar.core.verdict import GridVerdict, Judge, Opening, Standing, opening
 from sidecar.door import Door, ReadyFile
+from sidecar.record import Record, Store
 from sidecar.search import Found, Learned, Search
 from sidecar.watch import Loss, Watch
 
 log = logging.getLogger(__name__)
-
-
-class Store(Protocol):
-    """Remembers across restarts of the sidecar. No method raises: trouble is told in `troubles`."""
-
-    @property
-    def troubles(self) -> tuple[str, ...]: ...
-
-    async def load(self) -> Kept | None: ...
-
-    async def keep(self, kept: Kept) -> None: ...
-
-    async def refresh(self, mark: BootMark, at: float) -> None:
-        """A newer mark of the kept verdict's boot: counters go on, and only they may tell."""
-        ...
-
-    async def add_report(self, report: Report) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +61,13 @@ class Conductor:
         self._replay_for = replay_for
         self._utc = utc
         self._nonce = nonce
-        self._store = store
+        self._record = Record(policy, store, utc)
         self._door = Door(policy.url, utc=utc, ready_file=ready_file, on_change=on_change)
         self._gate = self._door.gate
         self._sightings = Sightings()
         self._search = Search(engine, self._sightings, policy.rhythm, self._tell_waiting)
+        self._boot: Boot | None = None
         self._lost_because: tuple[str, ...] = ()
-        self._report: Report | None = None
 
     @property
     def snapshot(self) -> Snapshot:
@@ -95,25 +76,44 @@ class Conductor:
     @property
     def report(self) -> Report | None:
         """Of the last warm-up that ended with a verdict."""
-        return self._report
+        return self._record.report
 
     async def run(self) -> None:
         """Until cancelled."""
-        await self._door.remove_ready_file()
+        await self._door.settle()
         self._warn(None)
-        boot: Boot | None = None
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._keep_ready_file)
+            await self._find_and_live()
+
+    async def _keep_ready_file(self) -> None:
+        """It follows the gate at once, and is mended when others have meddled with it."""
+        while True:
+            troubles = self._door.troubles
+            await self._door.settle()
+            if self._door.troubles != troubles:
+                self._warn(self._boot)
+            with anyio.move_on_after(self._policy.rhythm.ready_file_every_s):
+                await self._door.moved.wait()
+
+    async def _find_and_live(self) -> None:
         broken = True
         while True:
-            known = None if boot is None else boot.mark
-            boot = self._meet(await self._search.find(known, broken=broken), boot)
+            known = None if self._boot is None else self._boot.mark
+            boot = self._boot = self._meet(
+                await self._search.find(known, broken=broken), self._boot
+            )
             loss = await self._live(boot)
             broken = loss.broken
-            await self._door.remove_ready_file()
             log.warning("the engine was lost: %s (nonce=%s)", loss.reason, boot.nonce)
 
     async def stop(self) -> None:
         """Shut the gate for good. What still runs may not open it any more."""
         await self._door.stop()
+
+    async def settle(self) -> None:
+        """See to it that the ready file says what the gate says."""
+        await self._door.settle()
 
     def _meet(self, found: Found, boot: Boot | None) -> Boot:
         if found.facts is None and boot is not None:
@@ -151,8 +151,7 @@ class Conductor:
         async def on_mark(mark: BootMark) -> None:
             boot.mark = mark
             self._gate.note(boot=mark)
-            if self._store is not None and boot.opened and mark.process_start_s is None:
-                await self._store.refresh(mark, self._utc())
+            await self._record.refresh(boot)
 
         async with anyio.create_task_group() as group:
             group.start_soon(self._work, boot, watch)
@@ -164,9 +163,9 @@ class Conductor:
 
     async def _work(self, boot: Boot, watch: Watch) -> None:
         if boot.opened is not None:
-            await self._open(Event.RETURNED, boot)
+            self._open(Event.RETURNED, boot)
             return
-        if await self._adopt(boot):
+        if await self._adopt(boot, watch):
             return
         pause_s = self._policy.retry_first_s
         while True:
@@ -179,24 +178,13 @@ class Conductor:
             await anyio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._policy.retry_longest_s)
 
-    async def _adopt(self, boot: Boot) -> bool:
+    async def _adopt(self, boot: Boot, watch: Watch) -> bool:
         """Open on the verdict that was kept, where it holds for this boot; nothing is sent."""
-        kept = None if self._store is None else await self._store.load()
+        kept = await self._record.kept_for(boot)
         self._warn(boot)
         if kept is None:
             return False
-        policy = self._policy
-        why_not = objection(
-            kept,
-            boot=boot.mark,
-            now=self._utc(),
-            shapes_digest=policy.shapes_digest,
-            facts=boot.facts,
-            open_unproven=policy.open_unproven,
-        )
-        if why_not is not None:
-            log.info("the kept verdict is not adopted: %s", why_not)
-            return False
+        await watch.stop_if_lost(boot.mark)
         boot.adopted = True
         boot.nonce = kept.nonce
         boot.opened = Opening(open=True, proven=kept.proven, reasons=kept.reasons)
@@ -207,7 +195,7 @@ class Conductor:
             nonce=kept.nonce,
             progress=Progress(passes=0, cells_done=done, cells_total=len(cells), waves_left=0),
         )
-        await self._open(Event.ADOPTED, boot)
+        self._open(Event.ADOPTED, boot)
         return True
 
     async def _attempt(self, boot: Boot, watch: Watch) -> _Shut | None:
@@ -215,14 +203,22 @@ class Conductor:
         try:
             return await self._warm(boot, watch)
         except WarmupError as problem:
+            if isinstance(problem, ConfigError):
+                # It may rest on what could not be learned at that moment: learn and plan anew.
+                boot.plan = boot.judge = boot.replay = None
             if isinstance(problem, EngineUnavailable):
-                await watch.stop_if_lost()
+                await watch.stop_if_lost(boot.mark)
             return _Shut((str(problem),), problem.exit_code)
         except Exception as problem:
+            boot.in_flight = None
             log.exception("a bug: the gate stays shut")
             return _Shut((f"a bug of the sidecar: {problem!r}; see its log",), ExitCode.BUG)
 
     async def _warm(self, boot: Boot, watch: Watch) -> _Shut | None:
+        if boot.plan is None and boot.attempts:
+            boot.facts = await self._engine.learn()
+            self._gate.note(engine=boot.facts)
+        boot.attempts += 1
         plan = boot.plan = boot.plan or self._plan_for(boot.facts)
         self._warn(boot)
         if plan.refusal is not None:
@@ -235,9 +231,8 @@ class Conductor:
             judge,
             budget_s=policy.budget_s,
             max_passes=policy.max_passes,
-            seed=_seed(boot.nonce, boot.attempts),
+            seed=_seed(boot.nonce, boot.attempts - 1),
         )
-        boot.attempts += 1
         attempt = Attempt(
             boot,
             judge=judge,
@@ -252,60 +247,28 @@ class Conductor:
         await attempt.run()
         verdict = judge.verdict()
         decided = opening(verdict, open_unproven=policy.open_unproven)
-        await self._write_down(boot, plan, attempt, verdict, decided, began)
+        await self._record.add(
+            boot,
+            plan,
+            verdict,
+            decided,
+            began=began,
+            totals=attempt.totals,
+            warnings=self._gate.snapshot.warnings,
+        )
+        self._warn(boot)
         if not decided.open:
             return _Shut(decided.reasons, _exit_code(verdict))
+        # Nothing was asked since the last wave: the engine may have gone or been replaced.
+        await watch.stop_if_lost(boot.mark)
         boot.opened = decided
-        await self._open(Event.PASSED, boot)
+        self._open(Event.PASSED, boot)
         return None
 
-    async def _open(self, event: Event, boot: Boot) -> None:
+    def _open(self, event: Event, boot: Boot) -> None:
         assert boot.opened is not None
         self._lost_because = ()
-        await self._door.open(event, boot.opened, adopted=boot.adopted)
-        self._warn(boot)
-
-    async def _write_down(
-        self,
-        boot: Boot,
-        plan: Plan,
-        attempt: Attempt,
-        verdict: GridVerdict,
-        decided: Opening,
-        began: float,
-    ) -> None:
-        ended = self._utc()
-        self._report = Report(
-            sidecar_version=self._policy.sidecar_version,
-            url=self._policy.url,
-            facts=boot.facts,
-            boot=boot.mark,
-            began=datetime.fromtimestamp(began, UTC),
-            ended=datetime.fromtimestamp(ended, UTC),
-            nonce=boot.nonce,
-            verdict=verdict,
-            opening=decided,
-            unfit=plan.unfit,
-            totals=attempt.totals,
-            waves=tuple(boot.rows),
-            warnings=self._gate.snapshot.warnings,
-            waves_dropped=boot.rows_dropped,
-        )
-        if self._store is None:
-            return
-        await self._store.add_report(self._report)
-        if decided.open:
-            kept = Kept(
-                boot=boot.mark,
-                marked_at=ended,
-                shapes_digest=self._policy.shapes_digest,
-                facts=boot.facts,
-                verdict=verdict,
-                proven=decided.proven,
-                reasons=decided.reasons,
-                nonce=boot.nonce,
-            )
-            await self._store.keep(kept)
+        self._door.open(event, boot.opened, adopted=boot.adopted)
         self._warn(boot)
 
     def _shut(self, loss: Loss, boot: Boot) -> None:
@@ -331,9 +294,15 @@ class Conductor:
         """Everything that is worth a warning now; what is gone is no longer said."""
         plan = () if boot is None or boot.plan is None else boot.plan.warnings
         waves = () if boot is None else tuple(boot.warnings.values())
-        store = () if self._store is None else self._store.troubles
         before = tuple(f"before, on the last boot: {reason}" for reason in self._lost_because)
-        warnings = (*self._policy.warnings, *store, *self._door.troubles, *before, *waves, *plan)
+        warnings = (
+            *self._policy.warnings,
+            *self._record.troubles,
+            *self._door.troubles,
+            *before,
+            *waves,
+            *plan,
+        )
         self._gate.note(warnings=warnings)
 
 

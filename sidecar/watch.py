@@ -10,6 +10,13 @@ from sidecar.core.boot import BootMark, Sameness, Sightings, compare
 from sidecar.core.health import Health
 from sidecar.core.policy import Rhythm
 
+RESTARTED = "the engine was restarted"
+UNTOLD = (
+    "the engine's connection broke, and it doesn't tell whether it is still the same process "
+    "(no /metrics, or no start time and no counters in it)"
+)
+SILENT = "/health answers, but neither /metrics nor /v1/models nor /version does: no vLLM is there"
+
 NOT_ONE_ENGINE = (
     "this URL is a load balancer: more than one engine answers behind it; "
     "point the sidecar at one engine"
@@ -22,6 +29,12 @@ class Probed(Protocol):
     async def health(self) -> Health: ...
 
     async def mark(self) -> BootMark: ...
+
+
+_TRIES = 3
+"""Marks asked for before it is said that /metrics tells nothing."""
+
+_NOTHING = BootMark()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +51,17 @@ def is_telling(mark: BootMark) -> bool:
     return mark.process_start_s is not None or mark.requests is not None
 
 
+async def telling_mark(engine: Probed, rhythm: Rhythm) -> BootMark:
+    """A mark; an engine that has just come back may be late with its first /metrics."""
+    mark = await engine.mark()
+    for _ in range(_TRIES - 1):
+        if is_telling(mark):
+            break
+        await anyio.sleep(rhythm.between_marks_s)
+        mark = await engine.mark()
+    return mark
+
+
 class Watch:
     """One boot's watch, for one stretch of time: it ends with a Loss or by cancellation."""
 
@@ -48,6 +72,8 @@ class Watch:
         self._loss: Loss | None = None
         self._lost = anyio.Event()
         self._look_closer = anyio.Event()
+        self._broke = False
+        self._is_late = False
 
     def report(self, loss: Loss) -> None:
         """End the watch; the first loss is the one that counts."""
@@ -67,55 +93,85 @@ class Watch:
         assert self._loss is not None
         return self._loss
 
-    async def stop_if_lost(self) -> None:
-        """Ask once more, now, because something broke. If the engine is gone this never returns:
-        the loss is reported, and who asked waits to be cancelled."""
-        self._judge(await self._engine.health())
+    async def stop_if_lost(self, mark: BootMark) -> None:
+        """Ask once more, now, for the life and the identity of what left `mark`. If that is gone
+        this never returns: the loss is reported, and who asked waits to be cancelled.
+
+        An answer that is late is waited for, and the watch beside this says when it is too late.
+        """
+        health = await self._engine.health()
+        while health.is_late:
+            await anyio.sleep(self._rhythm.between_marks_s)
+            health = await self._engine.health()
+        self._judge(health)
+        if self._loss is None:
+            self._compare(mark, await self._engine.mark(), broke=False)
         if self._loss is not None:
             await anyio.sleep_forever()
 
     async def _watch_health(self) -> None:
-        late, late_since = 0, 0.0
+        late, late_since, unreached = 0, 0.0, False
         due = anyio.current_time()
         while self._loss is None:
             due = max(due + self._rhythm.health_every_s, anyio.current_time())
             await anyio.sleep_until(due)
             asked_at = anyio.current_time()
             health = await self._engine.health()
-            if health is not Health.TIMEOUT:
+            self._is_late = health.is_late
+            if not health.is_late:
                 if late:
-                    self._look_closer.set()
-                late = 0
+                    self._look(broke=unreached)
+                late, unreached = 0, False
                 self._judge(health)
                 continue
             late_since = late_since if late else asked_at
             late += 1
+            unreached = unreached or health.breaks
             late_for_s = anyio.current_time() - late_since
             if late >= self._rhythm.late_answers and late_for_s >= self._rhythm.late_s:
                 reason = f"/health has not answered for {late_for_s:.0f} s ({late} times in a row)"
-                self.report(Loss(reason, broken=False))
+                self.report(Loss(reason, broken=unreached))
 
     def _judge(self, health: Health) -> None:
         if health is Health.REFUSED:
             self.report(Loss("the engine is gone: its connection broke or was refused", True))
         elif health is Health.UNAVAILABLE:
             self.report(Loss("the engine says that it is dead: /health answers 5xx", True))
+        elif health is Health.RECONNECTED:
+            self._look(broke=True)
+
+    def _look(self, *, broke: bool) -> None:
+        """Have the identity looked at now, and not when it is due."""
+        self._broke = self._broke or broke
+        self._look_closer.set()
 
     async def _watch_identity(
         self, mark: BootMark, on_mark: Callable[[BootMark], Awaitable[None]]
     ) -> None:
+        silent = 0
         while self._loss is None:
             with anyio.move_on_after(self._rhythm.mark_every_s):
                 await self._look_closer.wait()
             self._look_closer = anyio.Event()
-            later = await self._engine.mark()
-            if not is_telling(later):
-                continue
-            if self._sightings.see(later):
+            broke, self._broke = self._broke, False
+            later = await (
+                telling_mark(self._engine, self._rhythm) if broke else self._engine.mark()
+            )
+            silent = silent + 1 if later == _NOTHING and not self._is_late else 0
+            if silent >= self._rhythm.late_answers:
+                self.report(Loss(SILENT, broken=True))
+            elif is_telling(later) and self._sightings.see(later):
                 self.report(Loss(NOT_ONE_ENGINE, broken=False))
-            elif compare(mark, later) is Sameness.OTHER:
-                self.report(Loss("the engine was restarted", broken=True))
-            else:
-                # Untold is the same here: no connection broke since the mark before.
+            elif self._compare(mark, later, broke=broke) and is_telling(later):
                 mark = later
                 await on_mark(later)
+
+    def _compare(self, mark: BootMark, later: BootMark, *, broke: bool) -> bool:
+        """Whether `later` may count as the same boot's; else the loss is reported."""
+        sameness = compare(mark, later)
+        if sameness is Sameness.OTHER:
+            self.report(Loss(RESTARTED, broken=True))
+        elif sameness is Sameness.UNTOLD and broke:
+            self.report(Loss(UNTOLD, broken=True))
+        # Where no connection broke since the mark before, untold is the same.
+        return self._loss is None

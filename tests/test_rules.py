@@ -25,7 +25,7 @@ LAYERS = {
     "core": (("core",), ()),
     "adapters": (("adapters",), ("core",)),
     "simulator": (("simulator",), ("core",)),
-    "conductor": (("warmup", "watch", "search", "attempt", "door"), ("core",)),
+    "conductor": (("warmup", "watch", "search", "attempt", "door", "record"), ("core",)),
     "web": (("web", "exposition"), ("core",)),
     "settings": (("settings",), ("core",)),
     "wiring": (

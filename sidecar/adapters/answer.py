@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from sidecar.core.replies import error_message
+from sidecar.core.sse import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +14,13 @@ class Answer:
     content_type: str
     body: bytes
     location: str = ""
+    encoding: str = ""
+    """Of the body. None is asked for and none is taken off."""
 
 
 def says(answer: Answer) -> str:
     """`404: The model does not exist`, `200: a body of text/html`: an answer in a few words."""
-    return f"{answer.status}: {error_message(answer.content_type, answer.body)}"
+    said = error_message(answer.content_type, answer.body)
+    if answer.encoding not in ("", "identity"):
+        said += f", compressed by {one_line(answer.encoding, 20)} though none was asked for"
+    return f"{answer.status}: {said}"

@@ -4,12 +4,15 @@ import asyncio
 import json
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import httpx
+from anyio import to_thread
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from sidecar.adapters.answer import Answer, says
+from sidecar.adapters.healthline import HealthLine
 from sidecar.adapters.target import Target, tls_context
 from sidecar.core import facts as learn_from
 from sidecar.core.boot import BootMark, mark_of
@@ -27,6 +30,9 @@ _LEARN_TIMEOUT_S = 60.0
 """/server_info looks the whole machine over at its first call (vLLM 0.33 collect_env)."""
 
 _ATTEMPTS = 3
+
+_LARGE_BYTES = 1 << 20
+"""Read in a thread: a probe may be waiting for its answer meanwhile."""
 
 _TEMPLATE_FIELDS = ("chat_template_kwargs", "tools", "add_generation_prompt")
 """Fields of a chat variant that change the rendered prompt and that /tokenize takes too."""
@@ -68,29 +74,29 @@ class Engine:
             headers["Authorization"] = self.target.authorization
         # No proxies or netrc of the environment, and no redirects: the key goes to this origin
         # and nowhere else. A bare context where there is no TLS saves 20 ms of reading CA files.
-        self._client = httpx.AsyncClient(
+        client = partial(
+            httpx.AsyncClient,
             base_url=url,
             headers=headers,
             verify=tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
             follow_redirects=False,
             trust_env=False,
             timeout=timeout_s,
-            limits=httpx.Limits(max_connections=16, max_keepalive_connections=4),
         )
+        self._client = client(limits=httpx.Limits(max_connections=16, max_keepalive_connections=4))
+        # A connection for each look: kept ones would all lead to the same engine behind a balancer.
+        self._marking = client(limits=httpx.Limits(max_connections=16, max_keepalive_connections=0))
+        self._line = HealthLine(client(limits=httpx.Limits(max_connections=1)), timeout_s)
 
     async def aclose(self) -> None:
-        """Close the client's connections."""
+        """Close the clients' connections."""
+        await self._line.aclose()
+        await self._marking.aclose()
         await self._client.aclose()
 
     async def health(self) -> Health:
         """One look at /health. Never raises."""
-        try:
-            answer = await self._once_more_if_closed(lambda: self._ask("GET", "/health"))
-        except httpx.TimeoutException:
-            return Health.TIMEOUT
-        except (httpx.HTTPError, TooBig):
-            return Health.REFUSED
-        return Health.UP if answer.status < 500 else Health.UNAVAILABLE
+        return await self._line.ask()
 
     async def learn(self) -> EngineFacts:
         """Everything the engine tells about itself.
@@ -101,7 +107,8 @@ class Engine:
         models = await self._get("/v1/models")
         self._check_accepted(models)
         try:
-            facts = learn_from.from_models(EngineFacts(), self._json(models), self._model)
+            listed = await self._json(models)
+            facts = learn_from.from_models(EngineFacts(), listed, self._model)
         except EngineRejected as refusal:
             raise EngineRejected(f"the engine at {self.url} is not usable: {refusal}") from None
         facts = learn_from.learned(facts, "/version", version=await self._version())
@@ -124,20 +131,26 @@ class Engine:
 
     async def mark(self) -> BootMark:
         """What tells this boot from another; what can't be read is None. Never raises."""
+        fresh = self._marking
         version, models, scrape = await asyncio.gather(
-            self._version(), self._base_models(), self.scrape()
+            self._version(fresh), self._base_models(fresh), self.scrape(fresh)
         )
         return mark_of(scrape, version=version, models=models)
 
-    async def scrape(self) -> Scrape | None:
+    async def scrape(self, client: httpx.AsyncClient | None = None) -> Scrape | None:
         """One reading of /metrics; None where there is none."""
         try:
-            answer = await self._once_more_if_closed(lambda: self._ask("GET", "/metrics"))
+            answer = await self._once_more_if_closed(
+                lambda: self._ask("GET", "/metrics", client=client)
+            )
         except (httpx.HTTPError, TooBig):
             return None
         if answer.status != 200:
             return None
-        scrape = parse(answer.body.decode("utf-8", "replace"))
+        page = answer.body.decode("utf-8", "replace")
+        # A page of 64 kB takes 0.7 ms; one of a stranger's megabytes is read beside the loop.
+        large = len(page) > _LARGE_BYTES
+        scrape = await to_thread.run_sync(parse, page) if large else parse(page)
         return scrape if scrape.is_vllm or scrape.process_start_s is not None else None
 
     async def tokenize_chat(self, text: str, fields: Mapping[str, Any]) -> int:
@@ -163,31 +176,35 @@ class Engine:
             raise EngineUnavailable(self._sentence("/tokenize", problem)) from None
         if answer.status != 200:
             raise EngineUnavailable(f"{self.url}/tokenize answered {says(answer)}")
-        tokens = self._json(answer).get("tokens")
+        tokens = (await self._json(answer)).get("tokens")
         if not isinstance(tokens, list) or not all(isinstance(one, int) for one in tokens):
             raise EngineUnavailable(f"{self.url}/tokenize answered without a list of tokens")
         return tokens
 
-    async def _version(self) -> str | None:
-        version = (await self._optional_json("/version")).get("version")
+    async def _version(self, client: httpx.AsyncClient | None = None) -> str | None:
+        version = (await self._optional_json("/version", client)).get("version")
         return one_line(version, 60) if isinstance(version, str) else None
 
-    async def _base_models(self) -> tuple[str, ...] | None:
-        body = await self._optional_json("/v1/models")
+    async def _base_models(self, client: httpx.AsyncClient) -> tuple[str, ...] | None:
+        body = await self._optional_json("/v1/models", client)
         try:
             return learn_from.from_models(EngineFacts(), body, None).models
         except EngineRejected:
             return None
 
-    async def _optional_json(self, path: str) -> dict[str, Any]:
+    async def _optional_json(
+        self, path: str, client: httpx.AsyncClient | None = None
+    ) -> dict[str, Any]:
         """The object at a path that not every engine has; {} where it isn't."""
         try:
-            answer = await self._get(path, attempts=1)
-            return self._json(answer) if answer.status == 200 else {}
+            answer = await self._get(path, attempts=1, client=client)
+            return await self._json(answer) if answer.status == 200 else {}
         except EngineUnavailable:
             return {}
 
-    async def _get(self, path: str, attempts: int = _ATTEMPTS) -> Answer:
+    async def _get(
+        self, path: str, attempts: int = _ATTEMPTS, client: httpx.AsyncClient | None = None
+    ) -> Answer:
         """A GET, repeated when the connection breaks. Raises EngineUnavailable."""
         again = AsyncRetrying(
             stop=stop_after_attempt(attempts),
@@ -197,7 +214,7 @@ class Engine:
         )
         timeout_s = _LEARN_TIMEOUT_S if path.startswith("/server_info") else self._timeout_s
         try:
-            return await again(self._ask, "GET", path, timeout_s=timeout_s)
+            return await again(self._ask, "GET", path, timeout_s=timeout_s, client=client)
         except (httpx.HTTPError, TooBig) as problem:
             raise EngineUnavailable(self._sentence(path, problem)) from None
 
@@ -209,7 +226,13 @@ class Engine:
             return await ask()
 
     async def _ask(
-        self, method: str, path: str, body: bytes | None = None, *, timeout_s: float | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        timeout_s: float | None = None,
+        client: httpx.AsyncClient | None = None,
     ) -> Answer:
         """One request. Raises httpx.HTTPError or TooBig; the limit holds for the whole answer."""
         limit_s = self._timeout_s if timeout_s is None else timeout_s
@@ -218,7 +241,7 @@ class Engine:
         try:
             async with (
                 asyncio.timeout(limit_s),
-                self._client.stream(
+                (client or self._client).stream(
                     method, url, content=body, headers=headers, timeout=limit_s
                 ) as response,
             ):
@@ -232,8 +255,9 @@ class Engine:
         return Answer(
             response.status_code,
             response.headers.get("content-type", ""),
-            bytes(read),
+            self.target.without_key(bytes(read)),
             response.headers.get("location", ""),
+            response.headers.get("content-encoding", ""),
         )
 
     def _check_accepted(self, answer: Answer) -> None:
@@ -258,10 +282,11 @@ class Engine:
                 "check the address and the path in WARMUP_ENGINE_URL"
             )
 
-    def _json(self, answer: Answer) -> dict[str, Any]:
+    async def _json(self, answer: Answer) -> dict[str, Any]:
         """The object in an answer. Raises EngineRejected: whoever sends no JSON is not vLLM."""
+        read = partial(json.loads, answer.body)
         try:
-            body = json.loads(answer.body)
+            body = await to_thread.run_sync(read) if len(answer.body) > _LARGE_BYTES else read()
         except (ValueError, RecursionError):
             body = None
         if not isinstance(body, dict):

@@ -1,8 +1,10 @@
 """The ready file: there while the gate is open, for probes that look at a path."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
+import anyio
 from anyio import to_thread
 
 from sidecar.adapters.atomic import write_atomically
@@ -10,9 +12,12 @@ from sidecar.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+_LIMIT_S = 1.0
+"""For a folder that doesn't answer, a lost network share: the gate must not wait for it."""
+
 
 class ReadyFile:
-    """One path. What can't be done is logged and told in `troubles`."""
+    """One path. What can't be done is logged, told in `troubles`, and tried at the next call."""
 
     def __init__(self, path: Path) -> None:
         """Removes a file of an earlier life and tries to write. Raises ConfigError if it can't."""
@@ -32,27 +37,30 @@ class ReadyFile:
         return () if self._trouble is None else (self._trouble,)
 
     async def write(self) -> None:
-        """It appears at once and whole."""
-        await to_thread.run_sync(self._try_write)
+        """It is there, whole from the first moment; one that is there already is left alone."""
+        await self._try(self._appear, "can't be written")
 
     async def remove(self) -> None:
-        await to_thread.run_sync(self._try_remove)
+        """It is gone, if it was there."""
+        # The worst of all: it promises what the gate doesn't.
+        await self._try(self._vanish, "can't be removed, so it lies")
 
-    def _try_write(self) -> None:
-        try:
+    def _appear(self) -> None:
+        if not self._path.is_file():
             write_atomically(self._path, "ready\n")
-            self._trouble = None
-        except OSError as problem:
-            self._trouble = f"the ready file {self._path} can't be written: {problem.strerror}"
-            log.error("%s", self._trouble)
 
-    def _try_remove(self) -> None:
-        try:
-            self._path.unlink(missing_ok=True)
-            self._trouble = None
-        except OSError as problem:
-            # The worst of all: it promises what the gate doesn't.
-            self._trouble = (
-                f"the ready file {self._path} can't be removed, so it lies: {problem.strerror}"
-            )
-            log.error("%s", self._trouble)
+    def _vanish(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+    async def _try(self, act: Callable[[], None], what: str) -> None:
+        trouble: str | None = f"no answer within {_LIMIT_S:g} s"
+        with anyio.move_on_after(_LIMIT_S):
+            try:
+                await to_thread.run_sync(act, abandon_on_cancel=True)
+                trouble = None
+            except OSError as problem:
+                trouble = problem.strerror or str(problem)
+        told = None if trouble is None else f"the ready file {self._path} {what}: {trouble}"
+        if told is not None and told != self._trouble:
+            log.error("%s", told)
+        self._trouble = told

@@ -4,12 +4,18 @@ Every file is replaced as a whole, bounded when read, and set aside when damaged
 runs, nothing here is fatal: what goes wrong is logged and told in `troubles`.
 """
 
+import fcntl
 import json
 import logging
+import os
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
+import anyio
 from anyio import to_thread
 
 from sidecar.adapters.atomic import write_atomically
@@ -34,6 +40,15 @@ MAX_HISTORY_BYTES = 4 << 20
 """A grid of twenty cells leaves about 10 kB a run; the older half goes when it is full."""
 
 
+LIMIT_S = 5.0
+"""For one visit to the folder. A network share that hangs must not hold up the gate."""
+
+_OTHERS, _SLOW = "used by others", "slow"
+"""Troubles of the folder itself, beside those of its files."""
+
+_T = TypeVar("_T")
+
+
 class StateDir:
     """One folder, one sidecar."""
 
@@ -46,11 +61,14 @@ class StateDir:
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / ".writable", "")
             (folder / ".writable").unlink()
+            self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._lock)
         except OSError as problem:
             raise ConfigError(
                 f"the state folder {folder} can't be written ({problem.strerror}): set "
                 "WARMUP_STATE_DIR to a folder that this user may write to"
             ) from problem
+        self._claim()
 
     @property
     def troubles(self) -> tuple[str, ...]:
@@ -59,21 +77,47 @@ class StateDir:
 
     async def load(self) -> Kept | None:
         """The kept verdict with the newest mark of its boot; None where there is none."""
-        return await to_thread.run_sync(self._load)
+        return await self._within_limit(self._load)
 
     async def keep(self, kept: Kept) -> None:
         """From now on the verdict of this boot."""
         self._kept = kept
-        await to_thread.run_sync(self._keep, kept)
+        await self._within_limit(partial(self._keep, kept))
 
     async def refresh(self, mark: BootMark, at: float) -> None:
         """A newer mark of the boot whose verdict is kept, taken `at` (seconds since 1970)."""
         if self._kept is not None:
-            await to_thread.run_sync(self._refresh, self._kept.nonce, mark, at)
+            await self._within_limit(partial(self._refresh, self._kept.nonce, mark, at))
 
     async def add_report(self, report: Report) -> None:
         """It becomes the last report, and without its waves a line of the history."""
-        await to_thread.run_sync(self._add_report, report)
+        await self._within_limit(partial(self._add_report, report))
+
+    async def _within_limit(self, act: Callable[[], _T]) -> _T | None:
+        """What `act` gives, from a thread; None when the folder takes too long.
+
+        A write that is left behind does no harm: it is whole or not at all.
+        """
+        with anyio.move_on_after(LIMIT_S):
+            told = await to_thread.run_sync(act, abandon_on_cancel=True)
+            self._troubles.pop(_SLOW, None)
+            return told
+        self._trouble(self._folder, f"did not answer within {LIMIT_S:g} s", kind=_SLOW)
+        return None
+
+    def _claim(self) -> None:
+        """Say so while another sidecar uses the folder: each would overwrite what the other kept.
+
+        The kernel drops the lock with its process. Where the volume knows no locks none is taken.
+        """
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._troubles.pop(_OTHERS, None)
+        except BlockingIOError:
+            what = "is used by another sidecar too: give each a WARMUP_STATE_DIR of its own"
+            self._trouble(self._folder, what, kind=_OTHERS)
+        except OSError as problem:
+            log.debug("state: no lock on %s: %s", self._folder, problem)
 
     def _load(self) -> Kept | None:
         path = self._folder / VERDICT
@@ -127,6 +171,10 @@ class StateDir:
 
     def _read(self, path: Path) -> str | None:
         try:
+            # Not everything that has the name is a file: opening a pipe would wait for its writer.
+            if path.exists() and not path.is_file():
+                self._set_aside(path, "not a file")
+                return None
             if path.stat().st_size > MAX_FILE_BYTES:
                 self._set_aside(path, f"more than {MAX_FILE_BYTES >> 20} MiB")
                 return None
@@ -140,6 +188,8 @@ class StateDir:
         return None
 
     def _write(self, path: Path, content: Callable[[], str]) -> None:
+        if _OTHERS in self._troubles:
+            self._claim()
         try:
             write_atomically(path, content())
             self._troubles.pop(path.name, None)
@@ -154,9 +204,12 @@ class StateDir:
         except OSError as problem:
             self._trouble(path, f"is damaged ({why}) and can't be moved: {problem.strerror}")
 
-    def _trouble(self, path: Path, what: str) -> None:
-        self._troubles[path.name] = sentence = f"state: {path} {what}"
-        log.warning("%s", sentence)
+    def _trouble(self, path: Path, what: str, *, kind: str | None = None) -> None:
+        name = kind or path.name
+        sentence = f"state: {path} {what}"
+        if self._troubles.get(name) != sentence:
+            log.warning("%s", sentence)
+        self._troubles[name] = sentence
 
 
 def last_report(folder: Path) -> Report:

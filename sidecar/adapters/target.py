@@ -17,6 +17,13 @@ class Target:
     tls: ssl.SSLContext | None
     authorization: str | None
 
+    def without_key(self, body: bytes) -> bytes:
+        """What the other side sent, without our key: some repeat it in their error messages, and
+        those are shown to everybody who asks for /status."""
+        if self.authorization is None:
+            return body
+        return body.replace(self.authorization.removeprefix("Bearer ").encode(), b"***")
+
     @property
     def authority(self) -> str:
         """The Host header."""

@@ -55,6 +55,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = MappingProxyType(
             Event.FOUND: State.WARMING,
             Event.ADOPTED: State.READY,
             Event.RETURNED: State.READY,
+            Event.LOST: State.WAITING,
             Event.GAVE_UP: State.FAILED,
             Event.STOP: State.STOPPING,
         },
@@ -79,7 +80,8 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = MappingProxyType(
     }
 )
 """From a state, by an event, to a state. FAILED leads on as WAITING does, because the start
-deadline leads there while the search for the engine goes on."""
+deadline leads there while the search for the engine goes on. WAITING knows LOST, because an engine
+may go again while it is looked up whether it is to be warmed at all."""
 
 
 class IllegalEvent(Exception):

@@ -1,4 +1,4 @@
-"""What /health said, in the four ways that matter to the gate."""
+"""What /health said, in the ways that matter to the gate."""
 
 from enum import StrEnum
 
@@ -8,6 +8,9 @@ class Health(StrEnum):
 
     UP = "up"
     """The process lives and its engine is not in the errored state; nothing more."""
+    RECONNECTED = "reconnected"
+    """UP, but over a new connection: the kept one broke without notice. A process that was
+    replaced between two probes looks like that, and so does a proxy that was."""
     REFUSED = "refused"
     """Refused, reset, or no such host: nobody is there, or not any more."""
     UNAVAILABLE = "unavailable"
@@ -15,3 +18,19 @@ class Health(StrEnum):
     entrypoints/serve/instrumentator/health.py), and is gone about 5 s later."""
     TIMEOUT = "timeout"
     """No answer in time: an API loop that parses large bodies answers late and is not dead."""
+    UNREACHED = "unreached"
+    """No connection in time. A busy process still has its connections taken by the kernel, until
+    its backlog is full: it may be late, and it may be another process when it is back."""
+
+    @property
+    def is_up(self) -> bool:
+        return self in (Health.UP, Health.RECONNECTED)
+
+    @property
+    def is_late(self) -> bool:
+        return self in (Health.TIMEOUT, Health.UNREACHED)
+
+    @property
+    def breaks(self) -> bool:
+        """Whether a restart since the probe before can't be ruled out."""
+        return self not in (Health.UP, Health.TIMEOUT)

@@ -27,6 +27,8 @@ class Kept:
     """The newest mark of it."""
     marked_at: float
     """When that was taken, in seconds since 1970, UTC."""
+    url: str
+    """Where that boot was."""
     shapes_digest: str
     facts: EngineFacts
     verdict: GridVerdict
@@ -63,6 +65,7 @@ def objection(
     *,
     boot: BootMark,
     now: float,
+    url: str,
     shapes_digest: str,
     facts: EngineFacts,
     open_unproven: bool,
@@ -77,7 +80,10 @@ def objection(
     if compare(kept.boot, boot) is not Sameness.SAME:
         return "the engine is not surely the boot that was warmed"
     unseen_s = now - kept.marked_at
+    # A start time is hardly shared by two engines; counters are, as those of two idle ones.
     by_counters = kept.boot.process_start_s is None or boot.process_start_s is None
+    if by_counters and kept.url != url:
+        return "the engine does not tell when its process started, and its address was another"
     if by_counters and not 0 <= unseen_s <= FRESH_S:
         return (
             "the engine does not tell when its process started, and its counters were last seen "

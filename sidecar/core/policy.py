@@ -16,6 +16,8 @@ class Rhythm:
     late_s: float = 10.0
     search_every_s: float = 1.0
     """While there is no engine."""
+    ready_file_every_s: float = 5.0
+    """Whether the ready file still says what the gate says."""
     between_marks_s: float = 0.2
     """Of the marks that are taken before a new boot is believed."""
 

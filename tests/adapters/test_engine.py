@@ -128,7 +128,7 @@ async def test_health_tells_late_from_gone(handler: Handler, expected: Health) -
 
 
 async def test_health_is_asked_over_one_kept_connection() -> None:
-    """Ten looks, one connection; a server that closed it meanwhile is not down."""
+    """Ten looks, one connection; a server that closed it meanwhile is not down, but it is told."""
     async with running() as stub:
         engine = Engine(stub.url)
         for _ in range(10):
@@ -140,6 +140,7 @@ async def test_health_is_asked_over_one_kept_connection() -> None:
             stub.handlers["/health"] = answer(200)
 
         stub.handlers["/health"] = close
+        assert await engine.health() is Health.RECONNECTED
         assert await engine.health() is Health.UP
         stub.handlers["/health"] = lambda asked, writer: _abort(writer)
         assert await engine.health() is Health.REFUSED

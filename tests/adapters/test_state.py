@@ -17,6 +17,7 @@ from tests.core.test_report import VERDICT as GRID
 
 KEPT = Kept(
     boot=BootMark(requests=5.0, version="0.33.0"),
+    url="http://vllm:8000",
     shapes_digest="d1",
     facts=REPORT.facts,
     verdict=GRID,
@@ -33,6 +34,7 @@ async def test_what_is_kept_is_loaded_by_the_next_life(tmp_path):
     first = await to_thread.run_sync(StateDir, folder)
     assert await first.load() is None
     await first.keep(KEPT)
+    del first
     second = await to_thread.run_sync(StateDir, folder)
     assert await second.load() == KEPT
     assert second.troubles == ()

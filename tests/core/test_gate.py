@@ -11,6 +11,7 @@ LEGAL = {
     (State.WAITING, Event.FOUND): State.WARMING,
     (State.WAITING, Event.ADOPTED): State.READY,
     (State.WAITING, Event.RETURNED): State.READY,
+    (State.WAITING, Event.LOST): State.WAITING,
     (State.WAITING, Event.GAVE_UP): State.FAILED,
     (State.WAITING, Event.STOP): State.STOPPING,
     (State.WARMING, Event.PASSED): State.READY,

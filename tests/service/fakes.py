@@ -31,24 +31,35 @@ class FakeEngine:
         self.health_takes_s = 0.0
         self.marks = 0
         self.tells_start = True
+        self.has_metrics = True
         self.learned = 0
+        self.on_learn = None
+        self.answers = True
 
     async def health(self):
         await anyio.sleep(self.health_takes_s)
-        return self.state
+        state = self.state
+        if state is Health.RECONNECTED:  # said once: then the new connection is the kept one
+            self.state = Health.UP
+        return state
 
     async def learn(self):
         await anyio.sleep(0.01)
         if self.rejects is not None:
             raise self.rejects
         self.learned += 1
-        return self.facts
+        facts = self.facts
+        if self.on_learn is not None:
+            self.on_learn()
+        return facts
 
     async def mark(self):
         await anyio.sleep(0.01)
         self.marks += 1
-        if self.state != Health.UP:
+        if not self.state.is_up or not self.answers:
             return BootMark()
+        if not self.has_metrics:
+            return BootMark(version="0.33.0")
         if self.boots_in_turn:
             self.boot = self.boots_in_turn[self.marks % len(self.boots_in_turn)]
         start_s = self.boot if self.tells_start else None
@@ -82,7 +93,7 @@ class FakeReplay:
         took_s = self.cold_s if is_cold else self.warm_s
         at_s = anyio.current_time()
         await anyio.sleep(took_s + 0.01)
-        if self.engine.state != Health.UP:
+        if not self.engine.state.is_up:
             result = Result(Outcome.BROKEN, sent_s=0.0, message="connection reset")
         elif self.fails is not None and self.fails(look):
             result = Result(Outcome.HTTP_ERROR, sent_s=0.0, status=500, message="boom")
@@ -124,14 +135,18 @@ class MemoryStore:
 
     def __init__(self):
         self.kept = None
+        self.load_takes_s = 0.0
+        self.keep_takes_s = 0.0
         self.reports = []
         self.refreshed = []
         self.troubles = ()
 
     async def load(self):
+        await anyio.sleep(self.load_takes_s)
         return self.kept
 
     async def keep(self, kept):
+        await anyio.sleep(self.keep_takes_s)
         self.kept = kept
 
     async def refresh(self, mark, at):

@@ -13,7 +13,7 @@ from sidecar.core.kept import objection
 from sidecar.core.policy import Rhythm
 from sidecar.core.results import Outcome
 from sidecar.core.tally import WaveOutcome
-from sidecar.watch import NOT_ONE_ENGINE
+from sidecar.watch import NOT_ONE_ENGINE, RESTARTED, SILENT, UNTOLD
 from tests.service.fakes import CELLS, FACTS, FakeEngine, MemoryStore, Stage
 from tests.service.virtualtime import VirtualLoop
 
@@ -186,6 +186,182 @@ async def test_a_broken_wave_asks_at_once_whether_the_engine_lives():
         await stage.until(lambda s: s.state is State.WAITING and s.engine and s.reasons)
         assert any("in flight" in reason for reason in stage.snapshot.reasons)
     assert stage.sent == 2
+
+
+async def test_a_restart_between_two_probes_is_seen_by_its_connection():
+    """A broken kept connection has the identity looked at at once, not within the interval."""
+    stage = Stage()
+    async with stage.running():
+        await stage.until(is_ready)
+        await anyio.sleep(0.5)
+        stage.engine.boot += 50
+        stage.engine.state = Health.RECONNECTED
+        await stage.until(lambda s: not s.is_ready, limit_s=2.0)
+        assert stage.snapshot.reasons == (RESTARTED,)
+        await stage.until(is_ready)
+    assert stage.snapshot.totals.boots == 2
+
+
+async def test_a_proxy_that_was_restarted_costs_nothing():
+    """A connection that broke while the same process answers on leaves the gate open."""
+    stage = Stage()
+    async with stage.running():
+        await stage.until(is_ready)
+        seen = len(stage.snapshots)
+        stage.engine.state = Health.RECONNECTED
+        await anyio.sleep(60)
+        assert all(s.is_ready for s in stage.snapshots[seen:])
+
+
+async def test_a_broken_connection_to_an_engine_that_can_not_be_told_is_a_new_boot():
+    """Without /metrics nothing but the connection tells a restart: shut, and warmed again."""
+    stage = Stage()
+    stage.engine.has_metrics = False
+    async with stage.running():
+        await stage.until(is_ready)
+        await anyio.sleep(60)
+        assert stage.snapshot.is_ready
+        stage.engine.state = Health.RECONNECTED
+        await stage.until(lambda s: not s.is_ready, limit_s=5.0)
+        assert stage.snapshot.reasons == (UNTOLD,)
+        await stage.until(is_ready)
+    assert stage.snapshot.totals.boots == 2
+
+
+async def test_a_host_that_was_away_may_have_been_restarted():
+    """No connection in time is late like a busy engine, but back it must be told or warmed."""
+    stage = Stage()
+    stage.engine.has_metrics = False
+    async with stage.running():
+        await stage.until(is_ready)
+        stage.engine.state, stage.engine.health_takes_s = Health.UNREACHED, 4.0
+        await anyio.sleep(5)
+        assert stage.snapshot.is_ready
+        await stage.until(lambda s: not s.is_ready, limit_s=20)
+        stage.engine.state, stage.engine.health_takes_s = Health.UP, 0.0
+        await stage.until(is_ready)
+    assert stage.snapshot.totals.boots == 2
+
+
+async def test_health_alone_is_no_engine():
+    """Something that answers /health and nothing else took the address: shut within a minute."""
+    stage = Stage()
+    async with stage.running():
+        await stage.until(is_ready)
+        stage.engine.answers = False
+        stage.engine.rejects = EngineRejected("it is no vLLM server")
+        await stage.until(lambda s: not s.is_ready, limit_s=60)
+        assert stage.snapshot.reasons == (SILENT,)
+        await anyio.sleep(60)
+        assert stage.snapshot.reasons[-1] == "it is no vLLM server"
+        stage.engine.answers, stage.engine.rejects = True, None
+        await stage.until(is_ready)
+
+
+@pytest.mark.parametrize("change", ["dies", "restarts"])
+async def test_an_engine_that_goes_after_the_last_wave_is_not_opened(change):
+    """Between the last wave and the opening the engine is asked once more."""
+    store = MemoryStore()
+    store.keep_takes_s = 0.5
+    stage = Stage(store=store, rhythm=Rhythm(health_every_s=1000.0, mark_every_s=1000.0))
+    gone = []
+
+    async def go(report):
+        if not gone:
+            gone.append(report)
+            if change == "dies":
+                stage.engine.state = Health.REFUSED
+            else:
+                stage.engine.boot += 50
+
+    store.add_report = go
+    async with stage.running():
+        await stage.until(lambda s: s.state is State.WAITING and s.engine and s.reasons)
+        assert State.READY not in stage.states()
+        stage.engine.state = Health.UP
+        if change == "dies":
+            stage.engine.boot += 1
+        await stage.until(is_ready)
+    assert stage.snapshot.totals.boots == 2
+
+
+async def test_an_engine_that_goes_while_the_state_folder_is_read_is_waited_for():
+    """Lost before it was known whether to adopt: the conductor goes on, and opens nothing."""
+    store = MemoryStore()
+    first = Stage(store=store)
+    async with first.running():
+        await first.until(is_ready)
+    store.load_takes_s = 3.0
+    second = Stage(store=store, engine=first.engine)
+    async with second.running():
+        await second.until(lambda s: s.engine is not None)
+        second.engine.state = Health.REFUSED
+        await anyio.sleep(60)
+        assert State.READY not in second.states()
+        store.load_takes_s = 0.0
+        second.engine.state = Health.UP
+        second.engine.boot += 1
+        await second.until(is_ready)
+        assert not second.snapshot.adopted
+
+
+async def test_what_was_learned_is_of_the_boot_that_is_warmed():
+    """Restarted between the learning and the plan: learned again, from the new process."""
+    stage = Stage()
+
+    def restart():
+        stage.engine.on_learn = None
+        stage.engine.boot += 50
+        stage.engine.facts = replace(FACTS, max_model_len=2048)
+
+    stage.engine.on_learn = restart
+    async with stage.running():
+        await stage.until(is_ready)
+    assert [r.plan.facts.max_model_len for r in stage.replays] == [2048]
+    assert stage.snapshot.totals.boots == 1
+
+
+async def test_a_bug_in_the_search_is_a_reason_and_no_end(caplog):
+    """Whatever an engine's answer does to the client: shut, said, tried again."""
+    stage = Stage()
+    stage.engine.rejects = ZeroDivisionError("oops")
+    async with stage.running():
+        await anyio.sleep(60)
+        assert "oops" in stage.snapshot.reasons[0]
+        stage.engine.rejects = None
+        await stage.until(is_ready)
+    assert caplog.text.count("Traceback") == 1
+
+
+async def test_a_refused_plan_is_made_anew_from_what_is_learned_then():
+    """A plan may rest on what could not be learned at that moment: it is no verdict for ever."""
+    stage = Stage(retry_first_s=10.0)
+    stage.refusal = "it does not fit"
+    async with stage.running():
+        await stage.until(lambda s: s.state is State.FAILED)
+        stage.refusal = None
+        stage.engine.facts = replace(FACTS, max_model_len=2048)
+        await stage.until(is_ready)
+    assert stage.snapshot.engine.max_model_len == 2048
+    assert stage.snapshot.totals.boots == 1
+
+
+async def test_the_ready_file_follows_whatever_becomes_of_it():
+    """Deleted while open it comes back; put there while shut it goes."""
+    stage = Stage()
+    async with stage.running():
+        await stage.until(is_ready)
+        await anyio.sleep(1)
+        stage.file.is_there = False
+        await anyio.sleep(10)
+        assert stage.file.is_there
+        stage.engine.state = Health.REFUSED
+        await stage.until(lambda s: not s.is_ready)
+        await anyio.sleep(0.1)
+        assert not stage.file.is_there
+        stage.file.is_there = True
+        await anyio.sleep(10)
+        assert not stage.file.is_there
 
 
 async def test_a_load_balancer_is_named_and_never_open():
@@ -411,6 +587,7 @@ async def test_what_stands_between_a_kept_verdict_and_its_adoption():
         "boot": kept.boot,
         "now": kept.marked_at + 1e6,
         "shapes_digest": "d1",
+        "url": kept.url,
         "facts": FACTS,
         "open_unproven": True,
     }
@@ -424,6 +601,8 @@ async def test_what_stands_between_a_kept_verdict_and_its_adoption():
     assert "counters" in objection(counted, **{**now, "boot": by_counters})
     soon = {**now, "boot": by_counters, "now": kept.marked_at + 30}
     assert objection(counted, **soon) is None
+    assert "address" in objection(counted, **{**soon, "url": "http://other:8000"})
+    assert objection(kept, **{**now, "url": "http://other:8000"}) is None
     unproven = replace(kept, proven=False)
     assert objection(unproven, **now) is None
     assert "not proven" in objection(unproven, **{**now, "open_unproven": False})
