@@ -4,6 +4,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sidecar.adapters.bodies import Bodies
 from sidecar.adapters.engine import Engine
@@ -88,7 +89,7 @@ class Replay:
         finally:
             for exchange in exchanges:
                 exchange.abort()
-        results = [await _read(exchange, release_s) for exchange in exchanges]
+        results = [await self._read(exchange, release_s) for exchange in exchanges]
         together = ours[1:] if look.gait is Gait.LED else ours
         return WaveResult(
             look=look,
@@ -150,22 +151,23 @@ class Replay:
                 break
         return counted
 
+    async def _read(self, exchange: Exchange, release_s: float) -> Result:
+        reply = exchange.reply()
+        reading = Reading(reply, release_s)
+        if reading.is_stream:
+            for i, (at_s, data) in enumerate(reply.pieces):
+                reading.feed(at_s, data)
+                if i % _PIECES_PER_TICK == 0:
+                    await asyncio.sleep(0)
+        result = reading.result()
+        message = self._engine.target.without_key(result.message.encode("utf-8", "replace"))
+        return replace(result, message=message.decode())
+
     @staticmethod
     def _unsent(look: Look, message: str) -> WaveResult:
         failed = Result(Outcome.BROKEN, sent_s=0.0, message=message)
         results = (failed,) * look.cell.concurrency
         return WaveResult(look, results, spread_s=0.0, took_s=0.0, at_s=time.monotonic())
-
-
-async def _read(exchange: Exchange, release_s: float) -> Result:
-    reply = exchange.reply()
-    reading = Reading(reply, release_s)
-    if reading.is_stream:
-        for i, (at_s, data) in enumerate(reply.pieces):
-            reading.feed(at_s, data)
-            if i % _PIECES_PER_TICK == 0:
-                await asyncio.sleep(0)
-    return reading.result()
 
 
 async def _until(moment_s: float) -> None:

@@ -1,12 +1,24 @@
 """What was learned about an engine. What can't be learned is None, never a guess."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import PlainSerializer
 
 from sidecar.core.cells import Endpoint
 from sidecar.core.errors import EngineRejected
 from sidecar.core.metrics import Scrape
+
+_NAME, _SHOWN = 256, 10
+"""Characters of a model's name, and how many of them one sentence holds."""
+
+_MOST, _DIGITS = 2**31, 15
+"""Of a limit in tokens or requests, and of the digits of a capacity. A prompt is made as long as
+the engine says that it takes."""
+
+Names = Annotated[frozenset[str], PlainSerializer(sorted, return_type=list[str])]
+"""In JSON always in the same order, so that two reports can be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +56,7 @@ class EngineFacts:
     draft_tokens: int | None = None
     """k, the draft tokens per step; 0 where speculation is known to be off."""
     capture_sizes: tuple[int, ...] | None = None
-    request_fields: Mapping[Endpoint, frozenset[str]] | None = None
+    request_fields: Mapping[Endpoint, Names] | None = None
     """Fields that the engine's own /openapi.json lists for each endpoint."""
     token_ids: TokenIds | None = None
     """None: could not be probed; `prompts` then falls back to a range that is safe."""
@@ -70,11 +82,12 @@ def from_models(facts: EngineFacts, body: object, model: str | None) -> EngineFa
         for card in cards
         if isinstance(card, dict) and isinstance(card.get("id"), str)
     }
+    # A name goes into labels, logs and every request: what no name can be is passed over.
+    listed = {n: card for n, card in listed.items() if n.isprintable() and 0 < len(n) <= _NAME}
     base = tuple(name for name, card in listed.items() if not card.get("parent"))
     if model is not None and model not in listed:
         raise EngineRejected(
-            f"it serves no model {model!r}, but {', '.join(map(repr, listed))}: "
-            "set WARMUP_MODEL to one of these"
+            f"it serves no model {model!r}, but {_listed(listed)}: set WARMUP_MODEL to one of these"
         )
     if not base:
         raise EngineRejected("its /v1/models lists no base model")
@@ -88,6 +101,11 @@ def from_models(facts: EngineFacts, body: object, model: str | None) -> EngineFa
         model=asked,
         max_model_len=next((length for length in lengths if length is not None), None),
     )
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = ", ".join(map(repr, list(names)[:_SHOWN]))
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
 
 
 def from_scrape(facts: EngineFacts, scrape: Scrape) -> EngineFacts:
@@ -166,7 +184,7 @@ def from_openapi(facts: EngineFacts, body: object) -> EngineFacts:
         else:
             properties = _dig(schema, "schema", "properties")
         if isinstance(properties, dict) and properties:
-            found[endpoint] = frozenset(properties)
+            found[endpoint] = frozenset(name for name in properties if name.isidentifier())
     return learned(facts, "/openapi.json", request_fields=found or None)
 
 
@@ -179,11 +197,12 @@ def _dig(tree: object, *path: str) -> Any:
 
 
 def integer(value: object) -> int | None:
-    """A positive whole number as it came in JSON, else None."""
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    """A positive whole number as it came in JSON, else None; so is one that no limit can be."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST:
         return value
     return None
 
 
 def _digits(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+    fits = text is not None and text.isascii() and text.isdigit() and len(text) <= _DIGITS
+    return int(text) if text is not None and fits else None

@@ -93,6 +93,8 @@ _SAMPLE = re.compile(
     r'(?:\{([^"}\n]*(?:"(?:[^"\\\n]|\\.)*"[^"}\n]*)*)\})?[ \t]+([^ \t\r\n]+)',
     re.MULTILINE,
 )
+_YEAR_9999_S = 253_370_764_800.0
+"""What is later is no time of a process and can't be shown as a date."""
 _LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
 _SPECULATION = frozenset(n for n in [*_COUNTERS, *_OTHERS] if n.startswith("spec_decode"))
@@ -136,7 +138,7 @@ def parse(text: str) -> Scrape:
         if value is None:
             continue
         if process:
-            page.process_start_s = value
+            page.process_start_s = value if 0 < value < _YEAR_9999_S else None
         else:
             page.add(name, _labels(labels), value)
     by_engine = {engine: Counters(**sums) for engine, sums in sorted(page.counters.items())}

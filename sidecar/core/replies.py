@@ -75,6 +75,8 @@ class Reading:
         if reply.ending is Ending.TIMEOUT:
             return self._told(Outcome.TIMEOUT, reply.problem)
         if reply.ending is Ending.REFUSED:
+            if reply.status is not None and reply.status >= 400:
+                return self._told(Outcome.HTTP_ERROR, reply.problem)
             return self._told(Outcome.BROKEN, reply.problem)
         if reply.status is None:
             return self._told(Outcome.BROKEN, reply.problem or "closed before any answer")

@@ -26,7 +26,8 @@ def checked_base_url(text: str) -> str:
     if port == 0 or any(c.isspace() or not c.isprintable() for c in text):
         raise ValueError(f'"{text[:80]}" is no URL; write http://host:port')
     if parts.query or parts.fragment:
-        raise ValueError(f'"{text[:80]}" has a query or fragment; give the base URL alone')
+        # Not repeated: some put keys there.
+        raise ValueError("it has a query or fragment; give the base URL alone")
     path = parts.path.rstrip("/")
     if path == "/v1":
         raise ValueError('it ends in /v1, which belongs to the routes; remove "/v1"')
