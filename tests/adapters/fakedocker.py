@@ -63,6 +63,8 @@ class FakeDocker:
         self.containers = []
         self.log_error = None
         self.followers = 0
+        self.asked = 0
+        """How often a log was asked for."""
         self._made = 0
         self._server = None
         self._writers = set()
@@ -137,6 +139,7 @@ class FakeDocker:
         follows = "follow" in query and container.status == "running"
         run = container.started_ns
         at = 0
+        self.asked += 1
         self.followers += follows
         try:
             while True:

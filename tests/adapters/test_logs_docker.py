@@ -192,6 +192,18 @@ async def test_a_log_that_docker_does_not_keep_is_said(docker):
     assert told(follow) == ["began: seen first"]
 
 
+async def test_a_silent_log_is_asked_for_anew(docker):
+    """In case the daemon has hung up without a word; it is no break, and no line comes twice."""
+    vllm = docker.add("vllm")
+    vllm.print("one", 101 * SECOND)
+    async with follow_log(docker, idle_s=0.05) as follow:
+        await until_told(follow, "began: seen first", "one")
+        await follow.until(lambda: docker.asked >= 4)
+        vllm.print("two", 102 * SECOND)
+        await until_told(follow, "began: seen first", "one", "two")
+    assert follow.source.counts.breaks == 0
+
+
 async def test_of_too_much_old_text_the_later_part_is_skipped(docker):
     """The start lines are read, then what comes from now on; a gap stands between."""
     vllm = docker.add("vllm")

@@ -266,8 +266,18 @@ async def test_what_nobody_takes_is_dropped_and_counted():
 
 async def test_a_hole_stands_where_it_was():
     """What came before it comes before it, and the gap says how many."""
-    inbox = Inbox(max_bytes=100)
+    inbox = Inbox(max_bytes=150)
     inbox.put_lines([TaggedLine("a", "one"), TaggedLine("a", "two")], at_s=time.monotonic())
     inbox.put(Ended(time.monotonic(), "a", "its sender closed the connection"))
     kinds = [type(item).__name__ for item in await inbox.take(1.0)]
     assert kinds == ["Line", "Gap", "Ended"]
+
+
+async def test_whoever_connects_again_and_again_fills_no_memory():
+    """Beginnings and ends are bounded as lines are."""
+    inbox = Inbox(max_bytes=1000)
+    for _ in range(1000):
+        inbox.put(Ended(1.0, "a", "its sender closed the connection"))
+    items = await inbox.take(1.0)
+    assert len(items) < 20
+    assert items[-1].lost_lines == 1001 - len(items)

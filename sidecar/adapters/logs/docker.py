@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sidecar.adapters.logs.engineapi import DockerTrouble, EngineApi, ReadAnew, Run
+from sidecar.adapters.logs.engineapi import IDLE_S, DockerTrouble, EngineApi, ReadAnew, Run
 from sidecar.adapters.logs.pace import AT_ONCE, pauses_s
 from sidecar.core.dockerlog import FramedLines, Resume, Stamped, TtyLines
 from sidecar.core.logitems import Began, Counts, Ended, Gap, Item, Line
@@ -41,8 +41,11 @@ class _Break:
 class DockerLog:
     """One container by name, or one compose service, for as long as `lines` is iterated."""
 
-    def __init__(self, spec: DockerSpec, *, max_old_bytes: int = MAX_OLD_BYTES) -> None:
+    def __init__(
+        self, spec: DockerSpec, *, max_old_bytes: int = MAX_OLD_BYTES, idle_s: float = IDLE_S
+    ) -> None:
         self.spec = spec
+        self._idle_s = idle_s
         self._max_old_bytes = max_old_bytes
         self._run: Run | None = None
         self._resume = Resume()
@@ -71,7 +74,7 @@ class DockerLog:
     async def lines(self) -> AsyncGenerator[Item, None]:
         """Endless; closing or cancelling it closes the connection."""
         self._opened_ns = int(datetime.now(UTC).timestamp() * 1e9)
-        async with aclosing(EngineApi(self.spec)) as api:
+        async with aclosing(EngineApi(self.spec, self._idle_s)) as api:
             while True:
                 try:
                     async with aclosing(self._step(api)) as items:

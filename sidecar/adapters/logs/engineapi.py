@@ -12,7 +12,7 @@ from sidecar.core.dockerlog import stamp_ns
 from sidecar.core.logsource import DockerSpec
 
 _ANSWER_S = 10.0
-_IDLE_S = 60.0
+IDLE_S = 60.0
 """A log may be silent for hours. Then it is asked for anew, in case the daemon has hung up without
 a word: nothing is lost or doubled by that."""
 _MAX_ANSWER_BYTES = 8 << 20
@@ -96,8 +96,9 @@ class _Listed(BaseModel):
 class EngineApi:
     """A connection to the socket of one Docker Engine. Raises DockerTrouble."""
 
-    def __init__(self, spec: DockerSpec) -> None:
+    def __init__(self, spec: DockerSpec, idle_s: float) -> None:
         self._spec = spec
+        self._idle_s = idle_s
         self._client = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=spec.socket),
             base_url="http://docker",
@@ -136,9 +137,9 @@ class EngineApi:
 
     async def read(self, run: Run, since: str, *, follow: bool) -> AsyncGenerator[bytes, None]:
         """The container's log from `since` on. Ends when that is all or the container has ended;
-        raises ReadAnew when it was silent for a minute."""
+        raises ReadAnew when it was silent for long."""
         params = {"stdout": "1", "stderr": "1", "timestamps": "1", "since": since}
-        timeout = httpx.Timeout(_ANSWER_S, read=_IDLE_S if follow else _ANSWER_S)
+        timeout = httpx.Timeout(_ANSWER_S, read=self._idle_s if follow else _ANSWER_S)
         request = self._client.build_request(
             "GET",
             f"/containers/{run.container}/logs",

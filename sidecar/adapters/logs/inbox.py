@@ -39,7 +39,11 @@ class Inbox:
             self._append(Line(line.text, at_s, origin=line.tag or None), at_s, len(line.text))
 
     def put(self, item: Item) -> None:
-        """Something other than a line: never dropped, for there are few."""
+        """Something other than a line; there are few, unless somebody connects again and again."""
+        if self._bytes > 2 * self._limit:
+            self._missing += 1
+            self.dropped_lines += 1
+            return
         self._append(item, item.at_s, 0)
 
     async def take(self, at_most_s: float) -> list[Item]:
