@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.draws import draw  # noqa: E402 - runs as a script too
+from benchmarks.draws import Case, draw  # noqa: E402 - runs as a script too
 from benchmarks.forks import owed, owed_at_random, settled  # noqa: E402
 from benchmarks.gates import scenario  # noqa: E402
 from benchmarks.planted import PLANTED  # noqa: E402
@@ -80,7 +80,8 @@ class Outcome:
     """Warm passes taken beyond the 2 + f allowed; None where others or refusals took time too."""
     residual: tuple[int, int] = (0, 0)
     """Random replays that paid more than τ, of how many; of cells called warm."""
-    is_quick: bool = True
+    is_plain: bool = False
+    """B is known, nobody else is there, no drafts, one rank: nothing but the waves decides."""
 
 
 def examine(seed: int, rules: tuple[Rule, ...] = (), method: Method = REAL) -> Outcome | None:
@@ -113,8 +114,15 @@ def examine(seed: int, rules: tuple[Rule, ...] = (), method: Method = REAL) -> O
         unproven_owing=sum(c.standing is Standing.UNPROVEN and c.cell.id in owing for c in grid),
         waves_per_look=len(warmed.runs) / max(warmed.looks, 1),
         passes_over=_passes_over(warmed, gate.proven),
+        is_plain=_is_plain(warmed.case),
         residual=_residual(warmed, grid) if seed % RESIDUAL_EVERY == 0 else (0, 0),
     )
+
+
+def _is_plain(case: Case) -> bool:
+    alone = case.traffic is None and not case.refusals
+    knows = case.facts.max_num_batched_tokens is not None
+    return alone and knows and not case.config.draft_tokens and case.config.ranks == 1
 
 
 def _reason(told: CellVerdict) -> str:
@@ -176,7 +184,10 @@ def report(outcomes: Sequence[Outcome]) -> bool:
     for outcome in not_yet[:10]:
         print(f"    seed {outcome.seed}: {outcome.false_not_yet[0]}")
     owing = sum(o.unproven_owing for o in outcomes)
+    plain = [o for o in outcomes if o.is_plain]
+    among = _share(sum(o.unproven for o in plain), sum(o.cells for o in plain))
     print(f"unproven cells     {_share(unproven, cells)} of {cells}; {owing} of them owed")
+    print(f"    plain engines     {among}: B known, one rank, no drafts, nobody else")
     _print_spread("waves per look", [o.waves_per_look for o in outcomes if o.proven])
     over = [o.passes_over for o in outcomes if o.passes_over is not None]
     _print_spread("warm passes beyond 2 + f", over)
