@@ -20,6 +20,9 @@ _PIECE = 16 << 10
 _STAMP = len("2026-11-29T18:22:22.015433084Z ")
 _SECOND = 10**9
 
+_Key = tuple[int, int]
+"""A line's time, and the hash of its stream and text."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stamped:
@@ -143,48 +146,75 @@ class Resume:
     Docker stamps stdout and stderr apart, so a line may be stored after one with a later time: we
     ask again for a second that we have, and leave out what we know of it. To have seen a known line
     again is the proof that nothing between is missing.
+
+    Docker Engine 20.10 also sends thousands of lines a second time when the log it follows is
+    rotated. Within one stream times don't go back: where they do, known lines are left out too.
+    Those that are not known are given, for a clock may have been set back.
     """
 
-    def __init__(self, since_ns: int = 0, max_known: int = 100_000) -> None:
-        self._since_ns = since_ns
-        self._newest_ns: int | None = None
-        self._known: deque[tuple[int, int]] = deque()
-        """Time and hash of the lines of the last two seconds."""
+    def __init__(self, since_ns: int = 0, max_known: int = 50_000) -> None:
+        self._since_ns = self._floor_ns = since_ns
         self._max_known = max_known
+        self._known: deque[_Key] = deque()
+        self._counts: Counter[_Key] = Counter()
+        self._again: Counter[_Key] = Counter()
+        """Known lines that may come a second time, and did not yet."""
+        self._newest_ns: dict[int, int] = {}
+        """By stream."""
+        self._replayed: set[int] = set()
+        """Streams whose times went back, and are not yet where they were."""
+        self._last_ns: int | None = None
         self._forgot_ns = 0
-        self._again: Counter[tuple[int, int]] = Counter()
         self.is_proven = False
         """A known line was seen since `begin`, or there was none to see."""
 
     def begin(self) -> str:
         """Call before each connection; the value of `since`."""
-        self._again = Counter(self._known)
+        self._again = self._counts.copy()
+        self._replayed.clear()
         self.is_proven = not self._known
-        if self._newest_ns is not None:
-            again_ns = max(self._newest_ns - _SECOND, self._forgot_ns + 1)
-            self._since_ns = max(self._since_ns, again_ns)
+        if self._last_ns is not None:
+            again_ns = self._last_ns - _SECOND
+            if again_ns <= self._forgot_ns < self._last_ns:
+                again_ns = self._forgot_ns + 1
+            self._since_ns = max(self._floor_ns, again_ns)
         return f"{self._since_ns // _SECOND}.{self._since_ns % _SECOND:09d}"
 
     def skip_to(self, since_ns: int) -> None:
         """Of what lies before nothing more is wanted."""
-        self._since_ns = max(self._since_ns, since_ns)
+        self._floor_ns = self._since_ns = max(self._since_ns, since_ns)
 
     def is_new(self, line: Stamped) -> bool:
         """Whether it was not given before. Call once for each line."""
         if line.stamp_ns is None:
             return True
         key = (line.stamp_ns, hash((line.stream, line.text)))
+        self._note_replay(line.stream, line.stamp_ns)
         if self._again.get(key, 0):
             self._again[key] -= 1
             self.is_proven = True
             return False
+        self._last_ns = line.stamp_ns
         self._known.append(key)
-        self._newest_ns = max(self._newest_ns or 0, line.stamp_ns)
-        while len(self._known) > self._max_known:
-            self._forgot_ns = max(self._forgot_ns, self._known.popleft()[0])
-        while self._known[0][0] < self._newest_ns - 2 * _SECOND:
-            self._known.popleft()
+        self._counts[key] += 1
+        if len(self._known) > self._max_known:
+            self._forget(self._known.popleft())
         return True
+
+    def _note_replay(self, stream: int, at_ns: int) -> None:
+        newest_ns = self._newest_ns.get(stream, at_ns)
+        if at_ns > newest_ns:
+            self._replayed.discard(stream)
+        elif at_ns < newest_ns and stream not in self._replayed:
+            self._replayed.add(stream)
+            self._again = self._counts.copy()
+        self._newest_ns[stream] = max(newest_ns, at_ns)
+
+    def _forget(self, key: _Key) -> None:
+        self._counts[key] -= 1
+        if not self._counts[key]:
+            del self._counts[key]
+        self._forgot_ns = max(self._forgot_ns, key[0])
 
 
 def stamp_ns(stamp: bytes) -> int | None:
