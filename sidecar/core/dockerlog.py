@@ -7,6 +7,7 @@ follow each other bare.
 """
 
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -227,6 +228,19 @@ def stamp_ns(stamp: bytes) -> int | None:
         return seconds * _SECOND + (int(digits.ljust(9, b"0")) if digits else 0)
     except ValueError:
         return None
+
+
+def kept_bytes(options: Mapping[str, str]) -> int | None:
+    """How much of a log Docker keeps by a container's `max-size` and `max-file`; None: all, or not
+    told. Without `max-file` it is one file (the driver `local` keeps five; that is not counted on).
+    """
+    size = options.get("max-size", "").lower().removesuffix("b")
+    unit = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}.get(size[-1:], 0)
+    number = size[:-1] if unit else size
+    if not (number.isascii() and number.isdigit()):
+        return None
+    files = options.get("max-file", "1")
+    return int(number) * (unit or 1) * (int(files) if files.isascii() and files.isdigit() else 1)
 
 
 def _sum(entries: list[_Entries]) -> Cut:

@@ -27,6 +27,7 @@ class Container:
     finished_ns: int = 0
     exit_code: int = 0
     restarts: int = 0
+    options: dict = field(default_factory=dict)
     entries: list = field(default_factory=list)
 
     def print(self, text, ns, stream=1):
@@ -52,6 +53,7 @@ class Container:
                 "OOMKilled": self.exit_code == 137,
             },
             "Config": {"Tty": False},
+            "HostConfig": {"LogConfig": {"Type": "json-file", "Config": self.options}},
         }
 
 

@@ -204,6 +204,16 @@ async def test_a_silent_log_is_asked_for_anew(docker):
     assert follow.source.counts.breaks == 0
 
 
+@pytest.mark.parametrize(("size", "is_lossy"), [("100k", True), ("10m", False)])
+async def test_where_docker_keeps_little_silence_proves_nothing(docker, size, is_lossy):
+    """It throws away what it has not sent yet, and doesn't say so."""
+    docker.add("vllm", options={"max-size": size}).print("one", 101 * SECOND)
+    async with follow_log(docker) as follow:
+        assert not follow.source.is_lossy
+        await until_told(follow, "began: seen first", "one")
+        assert follow.source.is_lossy is is_lossy
+
+
 async def test_of_too_much_old_text_the_later_part_is_skipped(docker):
     """The start lines are read, then what comes from now on; a gap stands between."""
     vllm = docker.add("vllm")

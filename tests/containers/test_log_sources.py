@@ -74,7 +74,7 @@ class Stage:
         options = ("syslog-format=rfc5424micro", f"syslog-address={self.kind}://{where}")
         return (*("--name", self.name, "--log-driver", "syslog"), *with_each("--log-opt", options))
 
-    async def start(self, script, *arguments, port=None):
+    async def start(self, script, *arguments, port=None, options=()):
         """In the background; the container."""
         self.docker.made.append(("rm", "--force", "--volumes", self.name))  # if it doesn't start
         if self.kind == "file":
@@ -88,6 +88,7 @@ class Stage:
                 self.image,
                 *("--entrypoint", entry, "--volume", f"{GOLDEN}:/golden:ro", "--no-healthcheck"),
                 *self.options(port),
+                *options,
                 command=command,
             )
         )
@@ -151,6 +152,16 @@ async def test_a_burst_is_not_lost(stage, kind):
         await follow.until(lambda: len(follow.texts) >= 20_000, LIMIT_S)
     assert [int(text.split()[0]) for text in follow.texts] == list(range(20_000))
     assert follow.gaps == []
+
+
+async def test_a_burst_that_docker_rotates_is_read_once(stage):
+    """Its follower sends lines a second time at a rotation; they are left out."""
+    this = stage(kind="docker")
+    rotated = with_each("--log-opt", ("max-size=3m", "max-file=3"))
+    async with following(this.source) as follow:
+        await this.start(BURST, options=rotated)
+        await follow.until(lambda: of(follow, Ended), LIMIT_S)
+    assert [int(text.split()[0]) for text in follow.texts] == list(range(20_000))
 
 
 async def test_what_a_burst_loses_over_udp_is_counted(stage):

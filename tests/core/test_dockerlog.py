@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sidecar.core.dockerlog import FramedLines, Resume, Stamped, TtyLines, stamp_ns
+from sidecar.core.dockerlog import FramedLines, Resume, Stamped, TtyLines, kept_bytes, stamp_ns
 
 AT = "2026-11-29T18:22:22.01543{:04}Z"
 SECOND = 10**9
@@ -204,3 +204,21 @@ def test_what_is_not_wanted_is_not_asked_for():
     assert resume.begin() == "5.000000000"
     resume.skip_to(9 * SECOND + 1)
     assert resume.begin() == "9.000000001"
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, None),
+        ({"max-file": "3"}, None),
+        ({"max-size": "100k"}, 102_400),
+        ({"max-size": "10m", "max-file": "3"}, 30 << 20),
+        ({"max-size": "1GB"}, 1 << 30),
+        ({"max-size": "5000"}, 5000),
+        ({"max-size": "-1"}, None),
+        ({"max-size": "much"}, None),
+    ],
+)
+def test_what_docker_keeps_is_read_from_its_options(options, kept):
+    """Where it keeps little it throws lines away before they are sent."""
+    assert kept_bytes(options) == kept

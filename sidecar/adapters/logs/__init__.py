@@ -14,6 +14,10 @@ class LogSource(Protocol):
     """One place that the engine's log comes from."""
 
     @property
+    def is_lossy(self) -> bool:
+        """Lines can be missing without a gap: its silence proves nothing."""
+
+    @property
     def trouble(self) -> str | None:
         """One sentence while nothing can be read; the gap comes when it can again."""
 

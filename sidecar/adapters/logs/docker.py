@@ -1,9 +1,13 @@
 """A container's log through the Docker Engine's API, across restarts and re-creations.
 
-Lossless: Docker keeps the log, so after a break it is asked again for what came since. It needs the
+Docker keeps the log, so after a break it is asked again for what came since. It needs the
 Engine's socket, which is as good as root on that machine; `syslog` does without. What can't be had:
 a log that Docker doesn't keep (the logging driver `none`), which is said, and what `max-size` had
 Docker throw away during a break, which is a gap whose loss is not known.
+
+Docker doesn't say what it throws away before it was sent: measured with Engine 20.10 and 100,000
+lines in three seconds, all arrived with `max-size: 10m` and one seventh with `100k`. Where it keeps
+little the source is lossy, and its silence proves nothing.
 """
 
 import asyncio
@@ -23,6 +27,7 @@ from sidecar.core.logsource import DockerSpec
 
 log = logging.getLogger(__name__)
 
+_ENOUGH_BYTES = 1 << 20
 _SOON_S = 0.1
 _UNTIL_ENDED_S = 2.0
 """The log's end comes a little before the Engine says that the container has ended."""
@@ -59,6 +64,12 @@ class DockerLog:
         self._cut = Cut()
         self._trouble: str | None = None
         self._pauses = pauses_s()
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether Docker keeps so little that lines can be gone before they are sent."""
+        kept = self._run.kept_bytes if self._run is not None else None
+        return kept is not None and kept < _ENOUGH_BYTES
 
     @property
     def trouble(self) -> str | None:
@@ -105,7 +116,7 @@ class DockerLog:
         async for item in self._met(run):
             yield item
         if self._is_over:
-            self._trouble = f"the container {run.name} has ended ({_ending(run)})"
+            self._trouble = _has_ended(run)
             await asyncio.sleep(min(next(self._pauses), 1.0))
             return
         if self._break is not None or not run.is_running:
@@ -118,6 +129,7 @@ class DockerLog:
             await self._until_told(api, run)
         else:
             self._is_over = True
+            self._trouble = _has_ended(run)
             yield Ended(
                 time.monotonic(), run.container[:12], _ending(run), run.exit_code, run.oom_killed
             )
@@ -219,6 +231,10 @@ class DockerLog:
             await asyncio.sleep(_SOON_S)
             waited_s += _SOON_S
         self._break = _Break(time.monotonic() - waited_s, "the Docker Engine ended the stream")
+
+
+def _has_ended(run: Run) -> str:
+    return f"the container {run.name} has ended ({_ending(run)})"
 
 
 def _ending(run: Run) -> str:

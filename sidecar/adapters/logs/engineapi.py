@@ -8,7 +8,7 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from sidecar.core.dockerlog import stamp_ns
+from sidecar.core.dockerlog import kept_bytes, stamp_ns
 from sidecar.core.logsource import DockerSpec
 
 _ANSWER_S = 10.0
@@ -46,6 +46,8 @@ class Run:
     oom_killed: bool
     since_ns: int
     """No line of this run is older."""
+    kept_bytes: int | None
+    """How much of its log Docker keeps; None: all."""
 
 
 class _State(BaseModel):
@@ -60,6 +62,14 @@ class _Config(BaseModel):
     tty: bool = Field(alias="Tty")
 
 
+class _LogConfig(BaseModel):
+    options: dict[str, str] | None = Field(alias="Config", default=None)
+
+
+class _HostConfig(BaseModel):
+    log: _LogConfig = Field(alias="LogConfig", default_factory=_LogConfig)
+
+
 class _Inspected(BaseModel):
     """/containers/{id}/json, what is needed of it."""
 
@@ -68,6 +78,7 @@ class _Inspected(BaseModel):
     restart_count: int = Field(alias="RestartCount", default=0)
     state: _State = Field(alias="State")
     config: _Config = Field(alias="Config")
+    host_config: _HostConfig = Field(alias="HostConfig", default_factory=_HostConfig)
 
     def run(self) -> Run:
         state = self.state
@@ -81,6 +92,7 @@ class _Inspected(BaseModel):
             exit_code=state.exit_code,
             oom_killed=state.oom_killed,
             since_ns=_since_ns(state),
+            kept_bytes=kept_bytes(self.host_config.log.options or {}),
         )
 
 

@@ -196,6 +196,11 @@ class FileLog:
         self._trouble: str | None = None
 
     @property
+    def is_lossy(self) -> bool:
+        """Never: what can be missing is a gap."""
+        return False
+
+    @property
     def trouble(self) -> str | None:
         """One sentence while the file can't be read."""
         return self._trouble

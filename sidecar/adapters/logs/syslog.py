@@ -71,6 +71,11 @@ class SyslogLog:
         self._breaks = 0
 
     @property
+    def is_lossy(self) -> bool:
+        """Over UDP: lines can vanish on the way, and nothing tells."""
+        return self.spec.lossy
+
+    @property
     def trouble(self) -> str | None:
         """One sentence while nothing can arrive."""
         return self._trouble
