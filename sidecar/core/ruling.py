@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from sidecar.core.calls import Call, CellVerdict, GaitFigures, Standing
 from sidecar.core.cells import Cell, Role
-from sidecar.core.decoding import is_settled
 from sidecar.core.facts import EngineFacts
 from sidecar.core.failures import failure
 from sidecar.core.track import MAX_TRIES, QUIET_WAVES, Track
@@ -36,14 +35,6 @@ def is_quiet(track: Track, grid: Grid) -> bool:
     reading = track.reading()
     known = reading.known_quiet or not grid.counters_seen
     return reading.quiet_run >= QUIET_WAVES and reading.last_quiet_at > grid.since and known
-
-
-def has_settled(tracks: Sequence[Track], grid: Grid) -> bool:
-    """Whether the batch sizes at which a cell decodes are all met. Only speculation varies them."""
-    cell = tracks[0].look.cell
-    if not grid.speculates or cell.concurrency == 1:
-        return True
-    return is_settled([e.decoding for t in tracks for e in t.entries if e.counts], cell)
 
 
 def rule(cell: Cell, tracks: Sequence[Track], grid: Grid, *, succeeded: bool) -> CellVerdict:
@@ -118,8 +109,11 @@ def _unknown(cell: Cell, tracks: Sequence[Track], grid: Grid) -> tuple[str, ...]
         reasons.append(
             f"concurrency {cell.concurrency} is above --max-num-seqs {facts.max_num_seqs}"
         )
-    if not has_settled(tracks, grid):
-        reasons.append("accepted drafts end its requests at ever new moments: not all batches met")
+    if grid.speculates and cell.concurrency > 1:
+        reasons.append(
+            "accepted drafts make a new sequence of batches in every wave: one that no wave has "
+            "met can't be ruled out"
+        )
     for track in tracks:
         reading, gait = track.reading(), track.look.gait
         decodes = max(cell.output_tokens, cell.ramp) > 1

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from sidecar.core.cells import Converge, Gait, Look
-from sidecar.core.decoding import Decoding, decoding
 from sidecar.core.plan import Plan
 from sidecar.core.results import WaveResult
 from sidecar.core.shown import Miss, miss
@@ -34,8 +33,7 @@ MAX_TRIES = 6
 """Waves in a row that prove nothing (invalid, or their batch not shown) before a look rests."""
 
 MAX_LOOKS = 14
-"""Waves in one round before a look rests that is noisy, that never shows its batch, or whose
-decode batches don't settle."""
+"""Waves in one round before a look rests that is noisy or never shows its batch."""
 
 MAX_FAILURES = 2
 """Failed waves in a row before a cell has failed for this round."""
@@ -82,18 +80,10 @@ class Entry:
 
     f_s: float | None = field(init=False)
     g_s: float = field(init=False)
-    _decoding: Decoding | None = None
 
     def __post_init__(self) -> None:
         self.f_s = first_token_s(self.wave)
         self.g_s = worst_gap_s(self.wave)
-
-    @property
-    def decoding(self) -> Decoding:
-        """In which batches it decoded."""
-        if self._decoding is None:
-            self._decoding = decoding(self.wave)
-        return self._decoding
 
     @property
     def counts(self) -> bool:
@@ -194,12 +184,8 @@ class Track:
             quiet_tries += entry.at > loud_at
         if quiet_tries >= MAX_TRIES or (tries >= MAX_LOOKS and quiet_tries):
             return True
-        return self.is_long and self.reading().is_noisy
-
-    @property
-    def is_long(self) -> bool:
-        """Whether it has had as many looks in this round as it gets."""
-        return sum(e.counts for e in self.entries[self._round_from :]) >= MAX_LOOKS
+        looks = sum(e.counts for e in self.entries[self._round_from :])
+        return looks >= MAX_LOOKS and self.reading().is_noisy
 
     def tolerances_s(self) -> tuple[float, float] | None:
         """τ of F and of G; None before the first wave."""

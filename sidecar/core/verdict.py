@@ -1,11 +1,14 @@
 """Evidence → verdict, by the rules R1-R10 (CONTRIBUTING.md tells them).
 
-Two things are stricter than the rules say, because the truth harness showed that they must be:
+Three things are stricter than the rules say, because the truth harness showed that they must be:
 
 * A cell's last quiet wave comes after the *first* shown wave of every other look too, not only
   after the grid's last large excess. A batch that was made for the first time may have raised a
   high-water mark at a cost too small to be seen, and have made cold what was warm.
-* A held wave's F counts from the plug's end (`track.py`).
+* A held wave's F counts from the plug's end, and G begins at the last first token (`track.py`).
+* With speculation on, a cell of several requests is `unknown` at best, drafts accepted or not: how
+  many tokens each step accepts, and so who decodes with whom until the end, is drawn anew in every
+  wave, and however many were quiet, the next may meet a batch that none has met.
 """
 
 from collections.abc import Iterator
@@ -27,7 +30,7 @@ from sidecar.core.failures import failure
 from sidecar.core.pacing import WarmTtft
 from sidecar.core.plan import Plan
 from sidecar.core.results import WaveResult
-from sidecar.core.ruling import FOREIGN_WAVES, Grid, has_settled, is_quiet, rule
+from sidecar.core.ruling import FOREIGN_WAVES, Grid, is_quiet, rule
 from sidecar.core.shown import miss
 from sidecar.core.track import EVENT_FACTOR, EVENT_FLOOR_S, MAX_FAILURES, Entry, Track
 from sidecar.core.validity import examine, is_success
@@ -181,12 +184,7 @@ class Judge:
         if case.cell.role is not Role.GRID:
             done = case.succeeded_at is not None
             return [t.look for t in case.tracks if not done and not t.rests()]
-        settled = has_settled(case.tracks, grid)
-        return [
-            t.look
-            for t in case.tracks
-            if not t.rests() and (not is_quiet(t, grid) or not (settled or t.is_long))
-        ]
+        return [t.look for t in case.tracks if not is_quiet(t, grid) and not t.rests()]
 
     def _grid(self) -> Grid:
         return Grid(

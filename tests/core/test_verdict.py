@@ -322,16 +322,17 @@ def test_a_cell_that_only_prefills_needs_no_drafts():
     assert told(judge, prefill).call is Call.WARM
 
 
-def test_speculating_batches_must_all_be_met():
-    """Requests that end together leave the batches between unmet, whatever drafts may bring."""
+def test_speculating_batches_are_never_proven():
+    """With accepted drafts the next wave may decode in a batch that none has met: unknown."""
     judge = judge_of(FOUR, facts=EngineFacts(speculation=True))
     accepted = {"drafts": 4, "draft_tokens": 8, "accepted_tokens": 5}
     for _ in range(3):
         judge.feed(held(FOUR, delta=counters(FOUR, 2048, **accepted)))
         judge.feed(led(FOUR, delta=counters(FOUR, **accepted)))
     verdict = told(judge, FOUR)
-    assert verdict.call is Call.UNKNOWN
-    assert "not all batches met" in verdict.reasons[0]
+    assert (verdict.call, verdict.standing) == (Call.UNKNOWN, Standing.UNPROVEN)
+    assert "accepted drafts make a new sequence of batches" in verdict.reasons[0]
+    assert not judge.lacks()  # more waves would not tell more
 
 
 # --- R9: others ----------------------------------------------------------------------------------
