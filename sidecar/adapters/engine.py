@@ -106,8 +106,8 @@ class Engine:
         """
         models = await self._get("/v1/models")
         self._check_accepted(models)
+        listed = await self._json(models)
         try:
-            listed = await self._json(models)
             facts = learn_from.from_models(EngineFacts(), listed, self._model)
         except EngineRejected as refusal:
             raise EngineRejected(f"the engine at {self.url} is not usable: {refusal}") from None
@@ -256,7 +256,7 @@ class Engine:
             response.status_code,
             response.headers.get("content-type", ""),
             self.target.without_key(bytes(read)),
-            response.headers.get("location", ""),
+            self.target.without_key(response.headers.get("location", "").encode()).decode(),
             response.headers.get("content-encoding", ""),
         )
 

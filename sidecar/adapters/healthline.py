@@ -41,10 +41,10 @@ class HealthLine:
         self._asked_at = asked_at
         try:
             try:
-                status = await self._look()
+                status, connected = await self._look()
             except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
                 # A kept connection may be closed just as it is used again.
-                status = await self._look()
+                status, connected = await self._look()
         except (httpx.ConnectTimeout, httpx.PoolTimeout) as late:
             self._served = 0
             is_ours = isinstance(late, httpx.PoolTimeout)  # the look before is still waiting
@@ -57,10 +57,10 @@ class HealthLine:
             return Health.REFUSED
         if status >= 500:
             return Health.UNAVAILABLE
-        broke = served > 1 and self._served <= 1
-        return Health.RECONNECTED if broke else Health.UP
+        return Health.RECONNECTED if connected and served > 1 else Health.UP
 
-    async def _look(self) -> int:
+    async def _look(self) -> tuple[int, bool]:
+        """The status, and whether a connection had to be made for it."""
         connected = False
 
         async def trace(event: str, _: dict[str, Any]) -> None:
@@ -80,4 +80,4 @@ class HealthLine:
                     break
         announced = "close" in answer.headers.get("connection", "").lower()
         self._served = 0 if announced else 1 if connected else self._served + 1
-        return answer.status_code
+        return answer.status_code, connected

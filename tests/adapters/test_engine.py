@@ -1,6 +1,7 @@
 """The engine's client against servers that behave and servers that don't."""
 
 import asyncio
+import gzip
 import socket
 import ssl
 import subprocess
@@ -224,6 +225,91 @@ async def test_the_key_goes_to_the_engine_and_across_no_redirect() -> None:
             with pytest.raises(EngineRejected, match="redirects"):
                 await learn_from(stub, api_key="sekret")
         assert not other.asked
+
+
+async def test_a_key_that_an_answer_repeats_is_said_by_nobody() -> None:
+    """Some servers put the key they refuse into the error, or into the redirect."""
+    for echo in (
+        answer(400, {"error": {"message": "unknown key sekret"}}),
+        answer(302, location="http://elsewhere.example/?key=sekret"),
+    ):
+        async with running({"/v1/models": echo}) as stub:
+            with pytest.raises(EngineRejected, match=r"\*\*\*") as refusal:
+                await learn_from(stub, api_key="sekret")
+        assert "sekret" not in str(refusal.value)
+
+
+METRICS_PAGE = (
+    b'process_start_time_seconds %s\nvllm:cache_config_info{kv_cache_size_tokens="%s"} 1\n'
+)
+
+
+@pytest.mark.parametrize("start", [b"1e300", b"-5", b"NaN", b"9" * 5000])
+async def test_absurd_figures_are_unknown_and_break_nothing(start: bytes) -> None:
+    """A start time beyond the calendar, a capacity of thousands of digits, names that are none."""
+    page = answer(200, METRICS_PAGE % (start, b"9" * 6000), "text/plain")
+    cards = [{"id": "\ud800"}, {"id": "x" * 10_000}, {"id": "tiny", "max_model_len": 10**40}]
+    async with running({"/metrics": page, "/v1/models": answer(200, {"data": cards})}) as stub:
+        facts = await learn_from(stub)
+        engine = Engine(stub.url)
+        assert (await engine.mark()).process_start_s is None
+        await engine.aclose()
+    assert (facts.models, facts.max_model_len, facts.kv_cache_tokens) == (("tiny",), None, None)
+
+
+async def test_many_models_are_not_all_listed() -> None:
+    """A refusal stays one sentence that can be read."""
+    cards = [{"id": f"m{i}"} for i in range(5000)]
+    async with running({"/v1/models": answer(200, {"data": cards})}) as stub:
+        with pytest.raises(EngineRejected, match="and 4990 more") as refusal:
+            await learn_from(stub, model="tiny")
+    assert len(str(refusal.value)) < 500
+
+
+async def test_a_compressed_answer_is_named() -> None:
+    """A proxy that compresses what was asked for plain is told from one that sends rubbish."""
+    zipped = answer(200, gzip.compress(b"{}"), content_encoding="gzip")
+    async with running({"/v1/models": zipped}) as stub:
+        with pytest.raises(EngineRejected, match="compressed by gzip though none was asked for"):
+            await learn_from(stub)
+
+
+async def test_no_connection_in_time_is_not_a_late_answer() -> None:
+    """A full backlog takes no connection: late, but a restart can't be ruled out."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        port = full.getsockname()[1]
+        with socket.socket() as first, socket.socket() as second:
+            for one in (first, second):
+                one.setblocking(False)
+                one.connect_ex(("127.0.0.1", port))
+            engine = Engine(f"http://127.0.0.1:{port}", timeout_s=0.3)
+            assert await engine.health() is Health.UNREACHED
+            await engine.aclose()
+
+
+async def test_a_server_that_keeps_no_connection_breaks_none() -> None:
+    """`Connection: close` on each answer, or once in a while, is no sign of a restart."""
+    async with running({"/health": answer(200, connection="close")}) as stub:
+        engine = Engine(stub.url)
+        assert {await engine.health() for _ in range(4)} == {Health.UP}
+        stub.handlers["/health"] = answer(200)
+        assert {await engine.health() for _ in range(4)} == {Health.UP}
+        stub.handlers["/health"] = answer(200, connection="close")
+        assert {await engine.health() for _ in range(4)} == {Health.UP}
+        await engine.aclose()
+
+
+async def test_marks_take_a_connection_each() -> None:
+    """Behind a balancer kept connections would all lead to the same engine."""
+    async with running() as stub:
+        engine = Engine(stub.url)
+        await engine.mark()
+        before = stub.connections
+        await engine.mark()
+        assert stub.connections == before + 3
+        await engine.aclose()
 
 
 async def test_proxies_of_the_environment_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
