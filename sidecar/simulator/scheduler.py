@@ -54,6 +54,9 @@ class Rank:
         self._steady: StepShape | None = None
         """Shape of the running step, where the next one can only repeat it."""
         self._kv = KvCache(config)
+        self._late: list[Emission] = []
+        """Tokens that come out at `next_s`, while the running step ends at `_step_ends_s`."""
+        self._step_ends_s: float | None = None
 
     @property
     def kv_usage(self) -> float:
@@ -71,6 +74,8 @@ class Rank:
         twin.served = self.served
         if self._in_step is not None:
             twin._in_step = [jobs[id(job)] for job in self._in_step]
+        twin._late = list(self._late)
+        twin._step_ends_s = self._step_ends_s
         twin._steady = self._steady
         twin._kv = self._kv.copy(config)
         return twin
@@ -100,6 +105,12 @@ class Rank:
         """End the running step, if there is one, and start the next, if there is work."""
         now_s = self.next_s
         assert now_s is not None
+        if self._late:
+            book.out.extend(self._late)
+            self._late.clear()
+            self.next_s = self._step_ends_s
+            return
+        before = len(book.out)
         if self._in_step is not None:
             self._end_step(now_s, book)
         if self._steady is not None:
@@ -110,6 +121,17 @@ class Rank:
         else:
             self.next_s = None
             self._in_step = None
+            return
+        cold_s = book.steps[-1].cold_s
+        if cold_s and self._config.launches_ahead and len(book.out) > before:
+            self._hold_back(book.out, before, now_s + cold_s)
+
+    def _hold_back(self, out: list[Emission], since: int, until_s: float) -> None:
+        """What the step before gave comes out only when this one is compiled."""
+        self._late = [emission._replace(at_s=until_s) for emission in out[since:]]
+        del out[since:]
+        self._step_ends_s = self.next_s
+        self.next_s = until_s
 
     # --- a step ---------------------------------------------------------------------------------
 
