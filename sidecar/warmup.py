@@ -284,7 +284,7 @@ class Conductor:
         deadline_s = self._policy.start_deadline_s
         is_over = waited_s >= deadline_s
         if is_over:
-            reasons = (*reasons, f"waited longer than the start deadline of {deadline_s:.0f} s")
+            reasons = (*reasons, f"waited longer than the start deadline of {deadline_s:g} s")
         if is_over and self.snapshot.state is State.WAITING:
             self._door.move(Event.GAVE_UP, reasons=reasons, exit_code=problem.exit_code)
         else:

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 from sidecar.cli.settings import settings_of
 from sidecar.core.errors import ExitCode
 from sidecar.core.gate import Snapshot, State
+
+_BY_SIGNAL = 128
+"""Above it an exit status names the signal that ended the process."""
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -20,7 +24,10 @@ def serve(options: argparse.Namespace) -> int:
 
     shapes = read(settings.shapes)
     _log_to_stderr(settings.log_level)
-    return asyncio.run(wiring.serve(settings, shapes))
+    with asyncio.Runner() as runner:
+        code = runner.run(wiring.serve(settings, shapes))
+        _leave(code)
+    return code
 
 
 def once(options: argparse.Namespace) -> int:
@@ -35,7 +42,12 @@ def once(options: argparse.Namespace) -> int:
     # The progress says what the log would: on a terminal only trouble is logged beside it.
     _log_to_stderr("warning" if settings.log_level == "info" else settings.log_level)
     with _Bar() if on_terminal else _Lines() as view:
-        outcome = asyncio.run(wiring.once(settings, shapes, show=view.show))
+        outcome, runner = None, asyncio.Runner()
+        try:
+            outcome = runner.run(wiring.once(settings, shapes, show=view.show))
+        finally:
+            if outcome is None or outcome.exit_code <= _BY_SIGNAL:
+                runner.close()
     if outcome.report is not None:
         print(
             report.to_json(outcome.report, indent=2)
@@ -45,7 +57,21 @@ def once(options: argparse.Namespace) -> int:
     if outcome.exit_code != ExitCode.WARM:
         for reason in outcome.reasons or ("not warm",):
             print(f"vllm-warmup: {reason}", file=sys.stderr)
+    if outcome.exit_code > _BY_SIGNAL:
+        _leave(outcome.exit_code)
     return outcome.exit_code
+
+
+def _leave(code: int) -> None:
+    """End the process now. What had to be done is done: the gate is shut, every file is written.
+
+    An orderly end would wait for threads, and one that looks up a name while the resolver hangs,
+    or writes to a network share that does, can be neither stopped nor waited for.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _log_to_stderr(level: str) -> None:

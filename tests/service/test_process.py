@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 import httpx
+import pytest
 
 from sidecar.simulator.faults import Knobs
 from sidecar.simulator.server import simulator
@@ -18,13 +19,13 @@ END_LIMIT_S = 2.0
 
 
 @asynccontextmanager
-async def started(command, url, folder, **settings):
+async def started(command, url, folder, *, more_env=None, **settings):
     """A sidecar process, killed if it has not ended by itself."""
     shapes = anyio.Path(folder) / "shapes.yaml"
     await shapes.write_text(SHAPES)
     kept = {k: v for k, v in os.environ.items() if not k.startswith("WARMUP_")}
     ours = {"ENGINE_URL": url, "HOST": "127.0.0.1", "SHAPES": str(shapes), **settings}
-    env = kept | {f"WARMUP_{name}": str(value) for name, value in ours.items()}
+    env = kept | {f"WARMUP_{name}": str(value) for name, value in ours.items()} | (more_env or {})
     process = await anyio.open_process(
         [sys.executable, "-m", "sidecar", command], env=env, start_new_session=True
     )
@@ -98,6 +99,32 @@ async def test_sigterm_ends_once_with_its_own_status(tmp_path):
             process.send_signal(signal.SIGTERM)
             with anyio.fail_after(END_LIMIT_S):
                 assert await process.wait() == 143
+
+
+HUNG_RESOLVER = """
+import socket, time
+look_up = socket.getaddrinfo
+def hang(host, *rest, **more):
+    if "hung" in str(host):
+        time.sleep(15)
+    return look_up(host, *rest, **more)
+socket.getaddrinfo = hang
+"""
+
+
+@pytest.mark.parametrize(("command", "status"), [("serve", 0), ("once", 143)])
+async def test_a_resolver_that_hangs_does_not_hold_up_the_end(tmp_path, command, status):
+    """A look-up sits in a thread that nothing stops; SIGTERM still ends the process in time."""
+    (tmp_path / "sitecustomize.py").write_text(HUNG_RESOLVER)
+    hung = {"more_env": {"PYTHONPATH": str(tmp_path)}, "PORT": 0}
+    async with started(command, "http://hung.invalid:8000", tmp_path, **hung) as process:
+        async for chunk in process.stderr:
+            if b"WARMUP_STATE_DIR" in chunk or b"waiting" in chunk or b"listening" in chunk:
+                break
+        await anyio.sleep(0.3)  # into the look-up
+        process.send_signal(signal.SIGTERM)
+        with anyio.fail_after(END_LIMIT_S):
+            assert await process.wait() == status
 
 
 async def test_serve_answers_health_long_before_the_engine_is_there(tmp_path):
