@@ -13,7 +13,7 @@ RULES = """
 
 
 def held_wave(*, launches_ahead: bool) -> tuple[float, float, Engine]:
-    """First tokens of a plug of 2,048 and of 3 x 171 behind it, on an engine that is cold at 513."""
+    """First tokens of a plug of 2,048 and of 3 x 171 behind it, cold at 513 tokens."""
     rules: tuple[Rule, ...] = tuple(parse_rules(RULES, "test"))
     engine = Engine(EngineConfig(launches_ahead=launches_ahead), rules)
     engine.submit(SimRequest("plug", 2048, 1), 0.0)
