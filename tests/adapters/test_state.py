@@ -1,6 +1,8 @@
 """The state folder and the ready file: whole or not at all, and never fatal once it runs."""
 
 import json
+import os
+import threading
 from dataclasses import replace
 
 import pytest
@@ -135,6 +137,36 @@ async def test_a_folder_that_vanishes_is_trouble_and_not_death(tmp_path):
     await state.keep(KEPT)
     await state.add_report(REPORT)
     assert state.troubles == ()
+
+
+async def test_a_folder_that_two_sidecars_use_is_said(tmp_path):
+    """Each would overwrite what the other kept; when the other has ended all is well."""
+    first = await to_thread.run_sync(StateDir, tmp_path)
+    second = await to_thread.run_sync(StateDir, tmp_path)
+    assert first.troubles == ()
+    assert "WARMUP_STATE_DIR of its own" in second.troubles[0]
+    del first
+    await second.keep(KEPT)
+    assert second.troubles == ()
+
+
+async def test_what_has_the_name_and_is_no_file_is_set_aside(tmp_path):
+    """Opening a pipe would wait for its writer, for ever."""
+    os.mkfifo(tmp_path / VERDICT)
+    state = await to_thread.run_sync(StateDir, tmp_path)
+    assert await state.load() is None
+    await state.keep(KEPT)
+    assert await state.load() == KEPT
+
+
+async def test_a_folder_that_hangs_holds_nothing_up(tmp_path, monkeypatch):
+    """A lost network share costs the limit, and is said."""
+    monkeypatch.setattr(state_module, "LIMIT_S", 0.1)
+    state = await to_thread.run_sync(StateDir, tmp_path)
+    share_is_back = threading.Event()
+    assert await state._within_limit(lambda: share_is_back.wait(10)) is None
+    assert "did not answer within 0.1 s" in state.troubles[0]
+    share_is_back.set()
 
 
 async def test_no_temporary_file_is_left(tmp_path):

@@ -104,6 +104,14 @@ REPORT = Report(
 )
 
 
+def test_fields_come_in_the_same_order_in_every_report():
+    """Two reports of the same engine can be compared line by line."""
+    names = frozenset(f"field_{i}" for i in range(50))
+    report = replace(REPORT, facts=replace(REPORT.facts, request_fields={Endpoint.CHAT: names}))
+    (told,) = json.loads(to_json(report))["facts"]["request_fields"].values()
+    assert told == sorted(names)
+
+
 def test_json_brings_the_report_back_as_it_was():
     """What is written is what is read, to the last field."""
     assert from_json(to_json(REPORT)) == REPORT

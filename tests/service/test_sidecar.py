@@ -1,5 +1,7 @@
 """The whole sidecar beside a simulated engine: real sockets, real waves, the real judge."""
 
+import socket
+
 import anyio
 import pytest
 
@@ -200,6 +202,17 @@ async def test_once_refuses_a_plan_that_does_not_fit():
         outcome, _ = await once(sim.url, shapes=shapes)
     assert outcome.exit_code == ExitCode.CONFIG
     assert "max" in outcome.reasons[0]
+
+
+async def test_the_port_answers_at_once_and_over_both_protocols():
+    """TCP_NODELAY on what is accepted (asyncio: where the protocol is named); `::` takes IPv4 too,
+    which is what `check` asks."""
+    listener = wiring._listen("::", 0)
+    with listener:
+        assert listener.proto == socket.IPPROTO_TCP
+        for host in ("127.0.0.1", "::1"):
+            stream = await anyio.connect_tcp(host, listener.getsockname()[1])
+            await stream.aclose()
 
 
 async def test_a_taken_port_is_one_sentence():
