@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sidecar import __version__
 from sidecar.core.gate import Snapshot, State
 from sidecar.core.tally import Totals, WaveOutcome, WaveRow
-from sidecar.core.verdict import Call, CellVerdict, GaitFigures, Standing
+from sidecar.core.verdict import Call, CellVerdict, GaitFigures, Kernel, Standing
 
 _FRESH = {"Cache-Control": "no-store"}
 """A probe through a proxy must not meet yesterday's answer."""
@@ -81,6 +81,8 @@ class Facts(_Body):
     speculation: bool | None
     draft_tokens: int | None
     capture_sizes: tuple[int, ...] | None
+    cudagraphs_off: bool | None
+    kv_cache_memory_bytes: int | None
     sources: Mapping[str, str] = Field(description="Where each of them came from.")
 
 
@@ -97,6 +99,8 @@ class Wave(_Body):
     took_s: float
     spread_s: float
     requests: int
+    log: str | None = Field(description="How far the engine's log carries it; null: none is read.")
+    kernels: tuple[str, ...] = Field(description="What the log named as compiled in it.")
 
 
 class CellStatus(_Body):
@@ -114,6 +118,8 @@ class CellStatus(_Body):
     reasons: tuple[str, ...]
     resolution_s: float | None
     figures: tuple[GaitFigures, ...]
+    log: str | None = Field(description="How far the engine's log carries it; null: none is read.")
+    kernels: tuple[Kernel, ...] = Field(description="What its waves compiled, by the log.")
     waves: tuple[Wave, ...]
 
 
@@ -124,6 +130,7 @@ class Status(Ready):
     facts: Facts | None
     verdict: Call | None
     evidence: str | None
+    log: str | None = Field(description="How far the engine's log carries the verdict.")
     resolution_s: float | None
     cells: tuple[CellStatus, ...]
     waves_dropped: int
@@ -241,6 +248,7 @@ def status_of(snapshot: Snapshot) -> Status:
         facts=None if snapshot.engine is None else Facts.model_validate(snapshot.engine),
         verdict=None if verdict is None else verdict.call,
         evidence=None if verdict is None else verdict.evidence,
+        log=None if verdict is None or verdict.log is None else verdict.log.words,
         resolution_s=None if verdict is None else verdict.resolution_s,
         cells=()
         if verdict is None
@@ -267,6 +275,8 @@ def _cell(judged: CellVerdict, waves: tuple[Wave, ...]) -> CellStatus:
         reasons=judged.reasons,
         resolution_s=judged.resolution_s,
         figures=judged.figures,
+        log=None if judged.log is None else judged.log.words,
+        kernels=judged.kernels,
         waves=waves,
     )
 
@@ -283,6 +293,8 @@ def _wave(row: WaveRow) -> Wave:
         took_s=row.took_s,
         spread_s=row.spread_s,
         requests=row.requests,
+        log=row.log,
+        kernels=row.kernels,
     )
 
 

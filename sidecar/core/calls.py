@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sidecar.core.cells import Cell, Gait, Role
+from sidecar.core.logs.evidence import Hearing
 from sidecar.core.results import WaveResult
 
 
@@ -66,6 +67,27 @@ class GaitFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel that the log named in waves of one cell, on this boot."""
+
+    backend: str
+    kernel: str
+    lines: int
+    """Compile lines, of all specializations and ranks."""
+    cost_s: float | None
+    """What the waves that named it took longer than their baseline, in F or in G, together; those
+    that were named in one wave share it. None: no such wave came to its first tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellLog:
+    """How far the log carries what is said of a cell: of the weakest of its gaits' last looks."""
+
+    hearing: Hearing
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
 class CellVerdict:
     """The verdict on one cell."""
 
@@ -76,6 +98,10 @@ class CellVerdict:
     resolution_s: float | None
     """R7: a cost below it would not be seen."""
     figures: tuple[GaitFigures, ...]
+    kernels: tuple[Kernel, ...] = ()
+    """The dearest first, the first MAX_KERNELS of them."""
+    log: CellLog | None = None
+    """None: no log is read, or nothing was sent yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +113,8 @@ class GridVerdict:
     reasons: tuple[str, ...]
     evidence: str = "latency+metrics"
     resolution_s: float | None = None
+    log: CellLog | None = None
+    """Of the cell that the log carries least; None: no log is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +126,11 @@ class Opening:
     reasons: tuple[str, ...]
 
 
-def opening(verdict: GridVerdict, *, open_unproven: bool) -> Opening:
+def opening(verdict: GridVerdict, *, open_unproven: bool, require_log: bool = False) -> Opening:
     """Whether the gate may open on this verdict (`on_unproven: open|closed`).
 
     What failed or was seen paying keeps it shut. So does a grid without cells: nothing was shown.
+    `require_log` (WARMUP_REQUIRE_EVIDENCE=log) keeps it shut where the log was not seen whole.
     """
     if not any(c.cell.role is not Role.HIGH_WATER for c in verdict.cells):
         return Opening(
@@ -110,10 +139,25 @@ def opening(verdict: GridVerdict, *, open_unproven: bool) -> Opening:
     shut = [c for c in verdict.cells if c.standing in (Standing.FAILED, Standing.COLD)]
     if shut:
         return Opening(False, False, _told(shut))
+    if require_log and (missing := log_missing(verdict)) is not None:
+        return Opening(False, False, (f"WARMUP_REQUIRE_EVIDENCE=log: {missing}",))
     unproven = [c for c in verdict.cells if c.standing is Standing.UNPROVEN]
     if unproven:
         return Opening(open_unproven, False, _told(unproven))
     return Opening(True, True, ())
+
+
+def log_missing(verdict: GridVerdict) -> str | None:
+    """Why this verdict does not stand on the log too; None: it does.
+
+    That a kernel is named once a process only (no --jit-monitor-verbose) is no such reason: each
+    was heard of once, or never.
+    """
+    if verdict.log is None:
+        return "no log was read; set WARMUP_LOG to where the engine's log can be had"
+    if verdict.log.hearing in (Hearing.COMPLETE, Hearing.ONCE_ONLY):
+        return None
+    return f"log: {verdict.log.words}"
 
 
 def _told(cells: list[CellVerdict]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from sidecar.core.metrics import Scrape
 _NAME, _SHOWN = 256, 10
 """Characters of a model's name, and how many of them one sentence holds."""
 
-_MOST, _DIGITS = 2**31, 15
+_MOST, _DIGITS, _MOST_BYTES = 2**31, 15, 2**50
 """Of a limit in tokens or requests, and of the digits of a capacity. A prompt is made as long as
 the engine says that it takes."""
 
@@ -37,7 +37,7 @@ class EngineFacts:
     """Limits and properties of one boot of the engine.
 
     `sources` says for each known field where it came from (`/v1/models`, `/server_info`,
-    `/metrics`, `shapes file`), for the operator.
+    `/metrics`, `log`, `shapes file`), for the operator.
     """
 
     version: str | None = None
@@ -56,6 +56,12 @@ class EngineFacts:
     draft_tokens: int | None = None
     """k, the draft tokens per step; 0 where speculation is known to be off."""
     capture_sizes: tuple[int, ...] | None = None
+    cudagraphs_off: bool | None = None
+    """--enforce-eager, or a CUDA device without any graph mode."""
+    kv_cache_memory_bytes: int | None = None
+    """Only where it was given: then memory is not profiled."""
+    memory_profiled: bool | None = None
+    """False: the log says that it was not, because the KV cache's size was given."""
     request_fields: Mapping[Endpoint, Names] | None = None
     """Fields that the engine's own /openapi.json lists for each endpoint."""
     token_ids: TokenIds | None = None
@@ -67,6 +73,23 @@ def learned(facts: EngineFacts, source: str, **values: Any) -> EngineFacts:
     """`facts` with what `source` told: it wins over what stood there, its None tells nothing."""
     known = {name: value for name, value in values.items() if value is not None}
     return replace(facts, **known, sources={**facts.sources, **dict.fromkeys(known, source)})
+
+
+def costly(facts: EngineFacts) -> tuple[str, ...]:
+    """The two settings that cost most where they are on, each as a sentence for the operator."""
+    said: tuple[str, ...] = ()
+    if facts.cudagraphs_off:
+        said += (
+            "CUDA graphs are off (--enforce-eager): every decode step pays its launches, "
+            "ten times the time a token was seen; start vLLM without it",
+        )
+    if facts.kv_cache_memory_bytes is not None or facts.memory_profiled is False:
+        said += (
+            "the KV cache's size was given (--kv-cache-memory-bytes), so vLLM did not "
+            "measure what a long prompt needs and may run out of memory; "
+            "start it without, or leave room",
+        )
+    return said
 
 
 def from_models(facts: EngineFacts, body: object, model: str | None) -> EngineFacts:
@@ -153,6 +176,7 @@ def from_server_info(facts: EngineFacts, body: object) -> EngineFacts:
         body, "vllm_config", "model_config", "hf_config"
     )
     k = integer(_dig(speculative, "num_speculative_tokens"))
+    eager = _dig(body, "vllm_config", "model_config", "enforce_eager")
     return learned(
         facts,
         "/server_info",
@@ -162,6 +186,10 @@ def from_server_info(facts: EngineFacts, body: object) -> EngineFacts:
         ),
         max_model_len=integer(_dig(body, "vllm_config", "model_config", "max_model_len")),
         vocab_size=integer(_dig(hf, "vocab_size")),
+        cudagraphs_off=eager if isinstance(eager, bool) else None,
+        kv_cache_memory_bytes=integer(
+            _dig(body, "vllm_config", "cache_config", "kv_cache_memory_bytes"), _MOST_BYTES
+        ),
         speculation=None if not is_told else speculative is not None,
         draft_tokens=(0 if speculative is None else k) if is_told else None,
         capture_sizes=tuple(sizes)
@@ -196,9 +224,9 @@ def _dig(tree: object, *path: str) -> Any:
     return tree
 
 
-def integer(value: object) -> int | None:
+def integer(value: object, most: int = _MOST) -> int | None:
     """A positive whole number as it came in JSON, else None; so is one that no limit can be."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most:
         return value
     return None
 

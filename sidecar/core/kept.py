@@ -6,6 +6,7 @@ from functools import cache
 from pydantic import TypeAdapter, ValidationError
 
 from sidecar.core.boot import BootMark, Sameness, compare
+from sidecar.core.calls import log_missing
 from sidecar.core.facts import EngineFacts
 from sidecar.core.verdict import GridVerdict
 
@@ -69,6 +70,7 @@ def objection(
     shapes_digest: str,
     facts: EngineFacts,
     open_unproven: bool,
+    require_log: bool = False,
 ) -> str | None:
     """Why a kept verdict does not hold; None: it does.
 
@@ -99,6 +101,8 @@ def objection(
         return f"the engine differs in {', '.join(changed)}"
     if not kept.proven and not open_unproven:
         return "it was not proven, and on_unproven is closed"
+    if require_log and (missing := log_missing(kept.verdict)) is not None:
+        return f"it does not stand on the log, which WARMUP_REQUIRE_EVIDENCE asks for: {missing}"
     return None
 
 

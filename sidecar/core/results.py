@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sidecar.core.cells import Look
+from sidecar.core.logs.evidence import LogEvidence
 from sidecar.core.metrics import CounterDelta
 
 
@@ -85,6 +86,8 @@ class WaveResult:
     """The plug's own request, its stamps relative to the same release: it was sent before 0."""
     counters: CounterDelta | None = None
     """What /metrics counted from before the wave until it agreed or a second had passed."""
+    log: LogEvidence | None = None
+    """What the engine's log showed between the wave's fences; None where no log is read."""
 
     @property
     def f_s(self) -> float | None:

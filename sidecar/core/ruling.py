@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sidecar.core.attribution import attributed, heard, named
 from sidecar.core.calls import Call, CellVerdict, GaitFigures, Standing
 from sidecar.core.cells import Cell, Role
 from sidecar.core.facts import EngineFacts
@@ -34,7 +35,7 @@ def is_quiet(track: Track, grid: Grid) -> bool:
     """R6 for one gait. Where counters exist, a wave without them is not enough."""
     reading = track.reading()
     known = reading.known_quiet or not grid.counters_seen
-    return reading.quiet_run >= QUIET_WAVES and reading.last_quiet_at > grid.since and known
+    return track.is_quiet_enough() and reading.last_quiet_at > grid.since and known
 
 
 def rule(cell: Cell, tracks: Sequence[Track], grid: Grid, *, succeeded: bool) -> CellVerdict:
@@ -88,6 +89,8 @@ def _failed(track: Track) -> str:
 def _cold(track: Track) -> str:
     reading = track.reading()
     entry = next(e for e in reversed(track.entries) if e.at == reading.loud_at)
+    if entry.compiled:
+        return f"its last wave compiled {', '.join(named(entry.wave))}, says the log"
     f_s, f_base_s = entry.f_s or 0.0, reading.f_base_s or 0.0
     g_s, g_base_s = entry.g_s, reading.g_base_s or 0.0
     f_tau_s, g_tau_s = track.tolerances_s() or (1.0, 1.0)
@@ -162,7 +165,7 @@ def _lacking(track: Track, grid: Grid) -> str:
         return told.sentence if told else "not admitted"
     if not reading.looks:
         return _last_fault(track)
-    if reading.quiet_run < QUIET_WAVES:
+    if not track.is_quiet_enough():
         return f"{reading.quiet_run} of {QUIET_WAVES} quiet waves at the end"
     if reading.last_quiet_at <= grid.since:
         return "no quiet wave since another cell paid, or made its batch for the first time"
@@ -179,7 +182,16 @@ def _verdict(
     tolerances = [tau_s for t in tracks for tau_s in t.tolerances_s() or ()]
     resolution_s = max(tolerances, default=None) if cell.role is Role.GRID else None
     figures = tuple(_figures(track) for track in tracks)
-    return CellVerdict(cell, call, standing, reasons, resolution_s, figures)
+    return CellVerdict(
+        cell,
+        call,
+        standing,
+        reasons,
+        resolution_s,
+        figures,
+        kernels=attributed(tracks),
+        log=heard(tracks) if cell.role is Role.GRID else None,
+    )
 
 
 def _figures(track: Track) -> GaitFigures:

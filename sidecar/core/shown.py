@@ -1,5 +1,7 @@
 """R3 and R4: whether a wave made the batch that its gait promises, told from its own streams.
 
+Where a complete log has iteration-detail lines, those tell (`steps.py`); else the streams do.
+
 The streams are the clock. vLLM decodes every running request in every step and sends one event a
 request and step, so two requests that got their first token in different steps are told apart by
 the earlier one's *second* token, which comes with the later one's first. That needs no idea of how
@@ -21,31 +23,14 @@ A wave of one shares its steps with nobody and is always shown.
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from enum import StrEnum
 
 from sidecar.core.cells import Gait
+from sidecar.core.misses import Miss
 from sidecar.core.plan import Plan
 from sidecar.core.results import Result, WaveResult
+from sidecar.core.steps import decode_tokens, rest_fits, told
 
-
-class Miss(StrEnum):
-    """Why a wave did not show its batch; the words are for the operator."""
-
-    UNFINISHED = "not every request got its tokens"
-    NO_OVERLAP = (
-        "the first ended before the last had begun, as where --max-num-seqs or the KV cache is "
-        "smaller than the wave"
-    )
-    PLUG_GONE = "the plug had ended before the last request was sent"
-    PLUG_SHARED = "requests came with the plug's own step"
-    SPLIT = "the requests did not share a step"
-    LEAD_NOT_ALONE = "the first request did not run alone"
-    REST_LATE = "the rest was sent after the first request's token"
-    REST_SPLIT = "the rest was not packed as one queue would be"
-    B_UNKNOWN = (
-        "the rest took several steps, and whether it had to needs max_num_batched_tokens: "
-        "say it under engine: in the shapes file"
-    )
+__all__ = ["Miss", "miss", "nearest", "packing"]
 
 
 _GROUPED = 0.75
@@ -65,6 +50,9 @@ def miss(wave: WaveResult, plan: Plan, warm_ttft_s: float | None) -> Miss | None
         return Miss.UNFINISHED
     if cell.concurrency == 1:
         return None
+    by_steps = told(wave, plan)
+    if by_steps is not None:
+        return by_steps[0]
     if max(firsts) >= min(lasts):
         return Miss.NO_OVERLAP
     if wave.look.gait is Gait.HELD:
@@ -94,7 +82,7 @@ def _led_miss(wave: WaveResult, plan: Plan, warm_ttft_s: float | None) -> Miss |
     lead, rest = wave.results[0], wave.results[1:]
     if max(r.sent_s for r in rest) >= lead.token_s[0]:
         return Miss.REST_LATE
-    fits = (cell.concurrency - 1) * cell.prompt_tokens + _decode_tokens(plan) <= plan.batched_tokens
+    fits = rest_fits(wave, plan)
     if _is_grouped(wave):
         if min(_firsts(rest)) <= lead.token_s[0]:
             return Miss.LEAD_NOT_ALONE
@@ -107,7 +95,7 @@ def _led_miss(wave: WaveResult, plan: Plan, warm_ttft_s: float | None) -> Miss |
             return None
         return Miss.REST_SPLIT if fits else Miss.B_UNKNOWN
     expected = packing(
-        cell.concurrency, cell.prompt_tokens, plan.batched_tokens, _decode_tokens(plan)
+        cell.concurrency, cell.prompt_tokens, plan.batched_tokens, decode_tokens(plan)
     )
     if not expected or steps[0] < expected[0]:
         return Miss.REST_SPLIT
@@ -139,11 +127,6 @@ def packing(
         if budget == start:
             return []
     return sorted(at - done_at[0] for at in done_at[1:])
-
-
-def _decode_tokens(plan: Plan) -> int:
-    """Of a step's budget, what one decoding request takes: 1 + k."""
-    return 1 + (plan.facts.draft_tokens or 0)
 
 
 def _firsts(results: Sequence[Result]) -> list[float]:

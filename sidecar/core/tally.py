@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from sidecar.core.attribution import named
 from sidecar.core.cells import Gait, Look
 from sidecar.core.failures import EXECUTE_MODEL_TIMEOUT_S
 from sidecar.core.results import Outcome, Result, WaveResult
@@ -46,6 +47,10 @@ class WaveRow:
     took_s: float
     spread_s: float
     requests: int
+    log: str | None = None
+    """How far the engine's log carries it; None: no log is read."""
+    kernels: tuple[str, ...] = ()
+    """What the log named as compiled in it: the first few."""
 
 
 def near_the_limit(wave: WaveResult) -> str | None:
@@ -89,6 +94,8 @@ def row_of(judged: Judged, *, at: float) -> WaveRow:
         took_s=wave.took_s,
         spread_s=wave.spread_s,
         requests=len(wave.results),
+        log=None if wave.log is None else wave.log.words,
+        kernels=named(wave),
     )
 
 

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from sidecar.core.cells import Converge, Gait, Look
+from sidecar.core.logs.evidence import Hearing
 from sidecar.core.plan import Plan
 from sidecar.core.results import WaveResult
 from sidecar.core.shown import Miss, miss
 
-QUIET_WAVES = 2
-"""R6: valid waves, and quiet ones at the end, that each gait needs. Complete verbose log evidence
-would make one enough; latency alone does not."""
+VALID_WAVES = QUIET_WAVES = 2
+"""R6: valid waves, and quiet ones at the end, that each gait needs. Of the quiet ones, one with
+complete verbose log evidence is enough; latency alone is not."""
 
 EVENT_FLOOR_S, EVENT_FACTOR = 1.0, 3.0
 """R6: an excess above max(1 s, 3 × baseline) may have made other cells cold again."""
@@ -86,6 +87,16 @@ class Entry:
         self.g_s = worst_gap_s(self.wave)
 
     @property
+    def compiled(self) -> bool:
+        """A compile line stands in its window: it is loud, however much of the log was seen."""
+        return self.wave.log is not None and bool(self.wave.log.compiles)
+
+    @property
+    def is_heard(self) -> bool:
+        """Had a kernel compiled in it, the log would have said so."""
+        return self.wave.log is not None and self.wave.log.hearing is Hearing.COMPLETE
+
+    @property
     def counts(self) -> bool:
         """It is a look: valid, and its batch shown."""
         return self.valid and self.missed is None
@@ -109,6 +120,8 @@ class Reading:
     first_at: int
     """The first wave that counts: the batch's first appearance on this boot."""
     is_noisy: bool
+    is_heard: bool
+    """The last quiet wave that counts was so by the log too, which would have told a compile."""
     known_quiet: bool
     """All that the verdict rests on could be checked by R2."""
     accepted: bool | None
@@ -187,6 +200,17 @@ class Track:
         looks = sum(e.counts for e in self.entries[self._round_from :])
         return looks >= MAX_LOOKS and self.reading().is_noisy
 
+    def last_look(self) -> Entry | None:
+        """The last wave that counts, or the last of all where none does."""
+        counting = (entry for entry in reversed(self.entries) if entry.counts)
+        return next(counting, self.entries[-1] if self.entries else None)
+
+    def is_quiet_enough(self) -> bool:
+        """R6: two valid waves or more, the last two quiet; of which the log makes one enough."""
+        reading = self.reading()
+        wanted = 1 if reading.is_heard else QUIET_WAVES
+        return reading.looks >= VALID_WAVES and reading.quiet_run >= wanted
+
     def tolerances_s(self) -> tuple[float, float] | None:
         """τ of F and of G; None before the first wave."""
         reading = self.reading()
@@ -197,7 +221,11 @@ class Track:
 
     def _read(self) -> Reading:
         timed = [e for e in self.entries if e.f_s is not None]
-        stalled = [e.at for e in self.entries if e.failed and e.wave.took_s > EVENT_FLOOR_S]
+        stalled = [
+            e.at
+            for e in self.entries
+            if (e.failed and e.wave.took_s > EVENT_FLOOR_S) or (e.f_s is None and e.compiled)
+        ]
         base = [e for e in timed if e.counts] or [e for e in timed if e.valid] or timed
         f_base = min((e.f_s for e in base if e.f_s is not None), default=None)
         g_base = min((e.g_s for e in base), default=None)
@@ -241,17 +269,21 @@ class Track:
             first_at=first_at,
             is_noisy=is_noisy,
             is_cold=is_cold and not is_noisy,
+            is_heard=bool(run) and run[-1].is_heard,
             known_quiet=all(e.known for e in rests_on),
             accepted=True if True in accepted else False if False in accepted else None,
         )
 
     def _is_loud(self, entry: Entry, f_base_s: float, g_base_s: float) -> tuple[bool, bool]:
-        """Whether the wave is loud, and whether so much that it counts for the whole grid.
+        """Whether the wave is loud, and whether so much that it counts for the whole grid, as every
+        compile line does.
 
         Of a wave that does not count only the large excess does: the small one may be of others
         who were served, or of another batch than the one that made the baseline.
         """
         assert entry.f_s is not None
+        if entry.compiled:
+            return True, True
         loud = event = False
         for figure_s, base_s in ((entry.f_s, f_base_s), (entry.g_s, g_base_s)):
             excess_s = figure_s - base_s

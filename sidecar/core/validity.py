@@ -32,8 +32,11 @@ def examine(wave: WaveResult) -> Validity:
     invalid = _as_declared(wave)
     ours = _ours(wave)
     delta = wave.counters
+    by_log = 0 if wave.log is None else wave.log.foreign
+    if by_log:
+        invalid += (f"the engine served others meanwhile ({by_log} more answers in its log)",)
     if delta is None:
-        return Validity(invalid, ("the engine's counters could not be read",))
+        return Validity(invalid, ("the engine's counters could not be read",), bool(by_log))
     pairs = (
         ("requests", delta.requests, ours.requests),
         ("prompt tokens", delta.prompt_tokens, ours.prompt_tokens),
@@ -43,6 +46,8 @@ def examine(wave: WaveResult) -> Validity:
     if foreign:
         told = ", ".join(f"{n:g} {what} for {m}" for what, n, m in pairs if n is not None)
         return Validity((*invalid, f"the engine served others meanwhile ({told})"), (), True)
+    if by_log:
+        return Validity(invalid, (), True)
     if invalid:
         return Validity(invalid)  # the counters can't agree with a wave that did not end well
     for what, counted, sent in pairs:

@@ -14,12 +14,14 @@ Three things are stricter than the rules say, because the truth harness showed t
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sidecar.core.attribution import weakest
 from sidecar.core.calls import (
     Call,
     CellVerdict,
     GaitFigures,
     GridVerdict,
     Judged,
+    Kernel,
     Opening,
     Standing,
     opening,
@@ -27,6 +29,7 @@ from sidecar.core.calls import (
 from sidecar.core.cells import Cell, Converge, Gait, Look, Role
 from sidecar.core.facts import EngineFacts
 from sidecar.core.failures import failure
+from sidecar.core.logs.evidence import Hearing
 from sidecar.core.pacing import WarmTtft
 from sidecar.core.plan import Plan
 from sidecar.core.results import WaveResult
@@ -42,6 +45,7 @@ __all__ = [
     "GridVerdict",
     "Judge",
     "Judged",
+    "Kernel",
     "Opening",
     "Standing",
     "opening",
@@ -86,6 +90,8 @@ class Judge:
         self._refused_streak = 0
         self._counters_seen = False
         self._speculates = bool(facts.speculation)
+        self._compiled_before = -1
+        """The wave before which something was compiled that stands in no wave's window."""
 
     @property
     def waves(self) -> int:
@@ -158,6 +164,8 @@ class Judge:
         self._refused_streak = self._refused_streak + 1 if entry.refused else 0
         self._counters_seen = self._counters_seen or (entry.valid and entry.known)
         wave = entry.wave
+        if wave.log is not None and wave.log.earlier:
+            self._compiled_before = entry.at
         if case.succeeded_at is None and case.cell.role is not Role.GRID and is_success(wave):
             case.succeeded_at = entry.at
         if wave.plug is not None and wave.plug.ttft_s is not None and wave.plug.prompt_tokens:
@@ -201,6 +209,7 @@ class Judge:
         for track in self._tracks():
             reading = track.reading()
             at = max(at, reading.event_at, reading.first_at)
+        at = max(at, self._compiled_before - 1)
         for runs in self._plugs.values():
             base_s = min(ttft_s for _, ttft_s in runs)
             limit_s = base_s + max(EVENT_FLOOR_S, EVENT_FACTOR * base_s)
@@ -221,8 +230,15 @@ class Judge:
         if Call.NOT_YET in calls:
             call = Call.NOT_YET
         resolutions = [c.resolution_s for c in cells if c.resolution_s is not None]
+        log = weakest([c.log for c in cells if c.log is not None])
+        is_heard = log is not None and log.hearing is not Hearing.NONE
         return GridVerdict(
-            call, cells, self._grid_reasons(cells), resolution_s=max(resolutions, default=None)
+            call,
+            cells,
+            self._grid_reasons(cells),
+            evidence=f"{'log+' if is_heard else ''}latency+metrics",
+            resolution_s=max(resolutions, default=None),
+            log=log,
         )
 
     def _grid_reasons(self, cells: tuple[CellVerdict, ...]) -> tuple[str, ...]:

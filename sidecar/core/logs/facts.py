@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
-from sidecar.core.facts import EngineFacts, learned
+from sidecar.core.facts import EngineFacts, costly, learned
 
 _MARKS = re.compile(r"['\"\\()\[\]{},]")
 """One class: nothing to backtrack into."""
@@ -68,38 +68,37 @@ class StartFacts:
                 known[name] = choose(before, known[name])
         return replace(self, **known)
 
+    @property
+    def cudagraphs_off(self) -> bool | None:
+        """None where no line told."""
+        if self.enforce_eager or (self.cudagraph_mode == "NONE" and self.device == "cuda"):
+            return True
+        return None if self.enforce_eager is None else False
+
     def warnings(self) -> tuple[str, ...]:
         """The two settings that cost most, each as a sentence."""
-        said: tuple[str, ...] = ()
-        if self.enforce_eager or (self.cudagraph_mode == "NONE" and self.device == "cuda"):
-            said += (
-                "CUDA graphs are off (--enforce-eager): every decode step pays its launches, "
-                "ten times the time a token was seen; start vLLM without it",
-            )
-        if self.kv_cache_memory_bytes is not None or self.memory_profiled is False:
-            said += (
-                "the KV cache's size was given (--kv-cache-memory-bytes), so vLLM did not "
-                "measure what a long prompt needs and may run out of memory; "
-                "start it without, or leave room",
-            )
-        return said
+        return costly(from_log(EngineFacts(), self))
 
 
 def from_log(facts: EngineFacts, start: StartFacts) -> EngineFacts:
-    """`facts` with what the log told."""
-    return learned(
-        facts,
-        "log",
-        version=start.version,
-        max_model_len=start.max_model_len,
-        max_num_seqs=start.max_num_seqs,
-        max_num_batched_tokens=start.max_num_batched_tokens,
-        kv_cache_tokens=start.kv_cache_tokens,
-        ranks=start.data_parallel,
-        speculation=None if start.draft_tokens is None else start.draft_tokens > 0,
-        draft_tokens=start.draft_tokens,
-        capture_sizes=start.capture_sizes,
-    )
+    """`facts` with what the log told of that which nothing else did: the engine's own answers
+    are of today, and nobody else can have written them."""
+    told = {
+        "version": start.version,
+        "max_model_len": start.max_model_len,
+        "max_num_seqs": start.max_num_seqs,
+        "max_num_batched_tokens": start.max_num_batched_tokens,
+        "kv_cache_tokens": start.kv_cache_tokens,
+        "ranks": start.data_parallel,
+        "speculation": None if start.draft_tokens is None else start.draft_tokens > 0,
+        "draft_tokens": start.draft_tokens,
+        "capture_sizes": start.capture_sizes,
+        "cudagraphs_off": start.cudagraphs_off,
+        "kv_cache_memory_bytes": start.kv_cache_memory_bytes,
+        "memory_profiled": start.memory_profiled,
+    }
+    lacking = {name: value for name, value in told.items() if getattr(facts, name) is None}
+    return learned(facts, "log", **lacking)
 
 
 def from_arguments(text: str) -> StartFacts:

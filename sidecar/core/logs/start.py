@@ -40,6 +40,11 @@ class BootLog:
         """Processes whose JIT monitor said that it listens. Compare with `facts.ranks`."""
         return len(self._boot.monitors)
 
+    @property
+    def listeners(self) -> frozenset[Origin]:
+        """Those processes."""
+        return self._boot.monitors
+
     def feed(self, event: LogEvent) -> bool:
         """Whether a server says with this event that it starts."""
         if isinstance(event, Started):

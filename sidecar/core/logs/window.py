@@ -115,6 +115,11 @@ class Window:
         self._dropped = 0
 
     @property
+    def is_open(self) -> bool:
+        """The opening fence was seen: this is the log of the engine that is asked."""
+        return self._opened
+
+    @property
     def is_closed(self) -> bool:
         """The closing fence was seen: nothing that comes later belongs to this wave."""
         return self._closed
@@ -152,7 +157,7 @@ class Window:
             self._closed = True
         elif (path := self._wanted(answer.path)) is not None:
             self._answers[path] += 1
-        elif answer.method == "POST" and any(part in answer.path for part in _INFERENCE):
+        elif answer.method == "POST" and answer.status < 400 and _is_inference(answer.path):
             self._foreign += 1
 
     def _wanted(self, path: str) -> str | None:
@@ -208,3 +213,7 @@ class Window:
             else f"{missing[first]} of {self._expected[first]} access lines of {first} are missing",
             None if self._lossless else "this source may lose lines",
         )
+
+
+def _is_inference(path: str) -> bool:
+    return any(part in path for part in _INFERENCE)

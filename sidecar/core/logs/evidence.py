@@ -1,0 +1,179 @@
+"""What all sources together showed of one wave, and how much their silence proves."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from sidecar.core.logs.events import Compile, Finished, Step, Trouble
+from sidecar.core.logs.head import Origin
+from sidecar.core.logs.window import Completeness, WindowReport
+
+
+class Hearing(StrEnum):
+    """How much the log's silence proves, from most to least."""
+
+    COMPLETE = "complete"
+    """Every rank listens, names every specialization, and nothing of the wave was missed."""
+    ONCE_ONLY = "once-only"
+    """A kernel is named once a process, whatever it compiles later."""
+    SOME_RANKS = "some ranks"
+    PARTIAL = "partial"
+    """Something of the wave may have been missed."""
+    NONE = "none"
+
+
+ORDER = tuple(Hearing)
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Whose compiles this boot's log would show, as its start lines told."""
+
+    monitors: int = 0
+    """Processes whose JIT monitor said that it listens."""
+    ranks: int | None = None
+    """Of how many."""
+    verbose: bool | None = None
+    off: str | None = None
+    """Why none can, where the start lines tell."""
+    doubtful: str | None = None
+    """Why the start lines need not be true: users may have written them."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogEvidence:
+    """The log leg of one wave. Compile lines count wherever they stand; silence only as `hearing`
+    says."""
+
+    completeness: Completeness
+    reason: str = ""
+    """Why it is not complete; empty if it is."""
+    compiles: tuple[Compile, ...] = ()
+    """With the duration of the line that told their end."""
+    steps: tuple[Step, ...] = ()
+    """In order; only those of a complete window show a batch."""
+    troubles: tuple[Trouble, ...] = ()
+    earlier: tuple[Compile, ...] = ()
+    """Between the wave before and this one: of no cell, but something was compiled."""
+    foreign: int = 0
+    """Answers to others' requests."""
+    dropped: int = 0
+    """Events beyond what is kept."""
+    is_lossy: bool = False
+    """Lines may have vanished without a trace."""
+    listening: Listening = Listening()
+
+    @property
+    def hearing(self) -> Hearing:
+        listening = self.listening
+        if self.completeness is Completeness.NONE or self.is_lossy or not listening.monitors:
+            return Hearing.NONE
+        if self.completeness is Completeness.PARTIAL:
+            return Hearing.PARTIAL
+        if listening.ranks is None or listening.monitors < listening.ranks:
+            return Hearing.SOME_RANKS
+        if not listening.verbose or listening.doubtful:
+            return Hearing.ONCE_ONLY
+        return Hearing.COMPLETE
+
+    @property
+    def words(self) -> str:
+        """The hearing, and why it is no better, for people."""
+        listening, hearing = self.listening, self.hearing
+        if hearing is Hearing.COMPLETE:
+            return "complete"
+        if hearing is Hearing.ONCE_ONLY:
+            why = listening.doubtful or (
+                "without --jit-monitor-verbose a kernel is named once a process"
+            )
+            return f"once-only: {why}"
+        if hearing is Hearing.SOME_RANKS:
+            return f"{listening.monitors} of {listening.ranks or 'unknown'} ranks seen"
+        if hearing is Hearing.PARTIAL:
+            return f"partial: {self.reason}"
+        return f"none: {self._why_none()}"
+
+    def _why_none(self) -> str:
+        if self.is_lossy:
+            return "lines may be lost on their way (syslog over UDP, or a log that is not kept)"
+        if self.completeness is Completeness.NONE:
+            return self.reason
+        return self.listening.off or (
+            "no JIT monitor said that it listens (vLLM 0.21 or later on a GPU does at its start: "
+            "the sidecar must see the log from there)"
+        )
+
+    @property
+    def shows_steps(self) -> bool:
+        """Whether its steps are all that the engine made for the wave."""
+        return bool(self.steps) and self.completeness is Completeness.COMPLETE
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What one stream of one source showed of a wave, and whose monitors speak there."""
+
+    report: WindowReport
+    listeners: frozenset[Origin] = frozenset()
+    is_lossy: bool = False
+
+
+def combined(
+    streams: Sequence[Heard], listening: Listening, earlier: tuple[Compile, ...] = ()
+) -> LogEvidence:
+    """One leg of several streams. Nothing is complete unless each monitor's own stream is."""
+    if not streams:
+        return LogEvidence(Completeness.NONE, "no line was ever read", listening=listening)
+    best = min(streams, key=lambda s: (_RANK[s.report.completeness], s.is_lossy))
+    completeness, reason = best.report.completeness, best.report.reason
+    whole = [
+        s for s in streams if s.report.completeness is Completeness.COMPLETE and not s.is_lossy
+    ]
+    covered = frozenset[Origin]().union(*(s.listeners for s in whole))
+    for stream in streams:
+        if completeness is Completeness.COMPLETE and not stream.listeners <= covered:
+            completeness = Completeness.PARTIAL
+            reason = f"the log of another rank was not seen whole: {stream.report.reason}"
+    return LogEvidence(
+        completeness=completeness,
+        reason=reason,
+        compiles=_compiles(streams),
+        steps=best.report.steps,
+        troubles=best.report.troubles,
+        earlier=earlier,
+        foreign=best.report.foreign,
+        dropped=best.report.dropped,
+        is_lossy=best.is_lossy,
+        listening=listening,
+    )
+
+
+_RANK = {one: n for n, one in enumerate(Completeness)}
+
+
+def _compiles(streams: Sequence[Heard]) -> tuple[Compile, ...]:
+    """Of all streams; a line that came by two of them is one line."""
+    counts: Counter[Compile] = Counter()
+    for stream in streams:
+        for compile_, count in Counter(_timed(stream.report)).items():
+            counts[compile_] = max(counts[compile_], count)
+    return tuple(counts.elements())
+
+
+def _timed(report: WindowReport) -> list[Compile]:
+    """The compiles, with the durations that other lines told; first begun, first finished."""
+    ends: list[Finished] = [f for f in report.finished if f.duration_s is not None]
+    timed: list[Compile] = []
+    for compile_ in report.compiles:
+        end = next((f for f in ends if _is_end(f, compile_)), None)
+        if end is not None and compile_.duration_s is None:
+            ends.remove(end)
+            compile_ = replace(compile_, duration_s=end.duration_s)
+        timed.append(compile_)
+    return timed
+
+
+def _is_end(end: Finished, of: Compile) -> bool:
+    same = (end.backend, end.event, end.kernel) == (of.backend, of.event, of.kernel)
+    return same and end.origin.process == of.origin.process and end.origin.pid == of.origin.pid

@@ -1,0 +1,63 @@
+"""R3 by iteration-detail lines: the engine's own account of its steps, where a log is complete.
+
+It is stronger than the streams' stamps, in both directions: no delay on the way blurs it, and it
+can't look right by chance. What it does not decide (a rest that takes several steps, several
+engines in one log) the stamps do.
+"""
+
+from collections.abc import Sequence
+
+from sidecar.core.cells import Gait
+from sidecar.core.logs.events import Step
+from sidecar.core.misses import Miss
+from sidecar.core.plan import Plan
+from sidecar.core.results import WaveResult
+
+
+def decode_tokens(plan: Plan) -> int:
+    """Of a step's budget, what one decoding request takes: 1 + k."""
+    return 1 + (plan.facts.draft_tokens or 0)
+
+
+def rest_fits(wave: WaveResult, plan: Plan) -> bool:
+    """Whether the rest of a led wave fits into one step beside the lead's decode."""
+    cell = wave.look.cell
+    return (cell.concurrency - 1) * cell.prompt_tokens + decode_tokens(plan) <= plan.batched_tokens
+
+
+def told(wave: WaveResult, plan: Plan) -> tuple[Miss | None] | None:
+    """(None,) if the steps show the batch, (why,) if they show another; None: they don't tell."""
+    log = wave.log
+    if log is None or not log.shows_steps or len({step.engine for step in log.steps}) > 1:
+        return None
+    cell, steps = wave.look.cell, log.steps
+    if wave.look.gait is Gait.HELD:
+        missed = _held(cell.concurrency, cell.wave_prompt_tokens, steps)
+    elif cell.prompt_tokens <= plan.batched_tokens and rest_fits(wave, plan):
+        missed = _led(cell.concurrency, cell.prompt_tokens, steps)
+    else:
+        return None
+    if missed is None and not any(s.generation_requests >= cell.concurrency for s in steps):
+        # Of a long wave only the first steps are kept; then the stamps must tell.
+        return None if log.dropped else (Miss.NO_OVERLAP,)
+    return (missed,)
+
+
+def _held(concurrency: int, tokens: int, steps: Sequence[Step]) -> Miss | None:
+    prefills = [(s.context_requests, s.context_tokens) for s in steps if s.context_requests]
+    if (concurrency, tokens) in prefills:
+        return None
+    shared = any(requests > concurrency for requests, _ in prefills)
+    return Miss.PLUG_SHARED if shared else Miss.SPLIT
+
+
+def _led(concurrency: int, tokens: int, steps: Sequence[Step]) -> Miss | None:
+    prefills = [step for step in steps if step.context_requests]
+    if not prefills or (prefills[0].context_requests, prefills[0].context_tokens) != (1, tokens):
+        return Miss.LEAD_NOT_ALONE
+    rest = [step for step in prefills[1:] if step.context_requests]
+    if len(rest) != 1:
+        return Miss.REST_SPLIT
+    wanted = (concurrency - 1, (concurrency - 1) * tokens, 1)
+    seen = (rest[0].context_requests, rest[0].context_tokens, rest[0].generation_requests)
+    return None if seen == wanted else Miss.REST_SPLIT
