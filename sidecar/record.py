@@ -62,6 +62,7 @@ class Record:
             shapes_digest=self._policy.shapes_digest,
             facts=boot.facts,
             open_unproven=self._policy.open_unproven,
+            require_log=self._policy.require_log,
         )
         if why_not is None:
             return kept

@@ -22,6 +22,7 @@ from pydantic_settings import (
 
 from sidecar.core import yamltext
 from sidecar.core.errors import ConfigError
+from sidecar.core.logsource import checked_sources
 from sidecar.core.nearest import suggest
 from sidecar.core.urls import checked_base_url
 
@@ -85,6 +86,22 @@ class Settings(BaseSettings):
     state_dir: Path | None = Field(
         default=None,
         description="Folder that keeps the verdict and the reports over a restart of the sidecar.",
+    )
+    log: Annotated[str, AfterValidator(checked_sources)] = Field(
+        default="none",
+        max_length=8192,
+        description="Where the engine's log can be read, one place or several: `none`, "
+        "`file:///path`, `docker:///name`, `syslog+unix:///path`, `syslog+tcp://host:port`, "
+        "`syslog+udp://host:port`.",
+    )
+    log_prefix: str = Field(
+        default="",
+        max_length=200,
+        description="What the engine's own VLLM_LOGGING_PREFIX is set to.",
+    )
+    require_evidence: Literal["none", "log"] = Field(
+        default="none",
+        description="`log`: the gate stays shut (`once`: exit 5) unless the log was seen whole.",
     )
     start_deadline_s: float = Field(
         default=3600.0,

@@ -1,7 +1,9 @@
 """The conductor: wait → learn → plan → passes → verdict → gate → watch; a new boot starts over.
 
 It orders and decides nothing itself: decisions are `core`'s, effects the adapters'. It is the
-gate's only writer. All its time is the event loop's (`anyio.current_time`, `anyio.sleep`), so that
+gate's only writer. Its parts: `search` finds a boot, `record` says whether an earlier sidecar had
+warmed it, `attempt` sends the waves, `watch` loses it again, `door` moves the gate and what hangs
+on it. All its time is the event loop's (`anyio.current_time`, `anyio.sleep`), so that
 it runs on a virtual clock too.
 """
 
@@ -15,7 +17,7 @@ import anyio
 from sidecar.attempt import Attempt, Boot, Replay
 from sidecar.core.boot import BootMark, Sightings
 from sidecar.core.errors import ConfigError, EngineUnavailable, ExitCode, WarmupError
-from sidecar.core.facts import EngineFacts
+from sidecar.core.facts import EngineFacts, costly
 from sidecar.core.gate import Event, Snapshot, State
 from sidecar.core.passes import Passes, Progress
 from sidecar.core.plan import Plan
@@ -53,14 +55,17 @@ class Conductor:
         store: Store | None = None,
         ready_file: ReadyFile | None = None,
         on_change: Callable[[Snapshot], None] | None = None,
+        more_warnings: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
-        """`replay_for` is given the plan and the nonce of the run; `utc` are seconds since 1970."""
+        """`replay_for` is given the plan and the nonce of the run; `utc` are seconds since 1970;
+        `more_warnings` are those of what runs beside the conductor."""
         self._policy = policy
         self._engine = engine
         self._plan_for = plan_for
         self._replay_for = replay_for
         self._utc = utc
         self._nonce = nonce
+        self._more_warnings = more_warnings
         self._record = Record(policy, store, utc)
         self._door = Door(policy.url, utc=utc, ready_file=ready_file, on_change=on_change)
         self._gate = self._door.gate
@@ -80,6 +85,8 @@ class Conductor:
 
     async def run(self) -> None:
         """Until cancelled."""
+        # Until the first try has ended, which a resolver may hold up for long.
+        self._door.tell((f"the engine at {self._policy.url} has not answered yet",))
         await self._door.settle()
         self._warn(None)
         async with anyio.create_task_group() as group:
@@ -127,6 +134,7 @@ class Conductor:
             engine=facts,
             boot=found.mark,
             nonce=boot.nonce,
+            reasons=(),
             totals=totals,
             verdict=None,
             waves=(),
@@ -151,6 +159,7 @@ class Conductor:
         async def on_mark(mark: BootMark) -> None:
             boot.mark = mark
             self._gate.note(boot=mark)
+            self._warn(boot)
             await self._record.refresh(boot)
 
         async with anyio.create_task_group() as group:
@@ -246,7 +255,9 @@ class Conductor:
         began = self._utc()
         await attempt.run()
         verdict = judge.verdict()
-        decided = opening(verdict, open_unproven=policy.open_unproven)
+        decided = opening(
+            verdict, open_unproven=policy.open_unproven, require_log=policy.require_log
+        )
         await self._record.add(
             boot,
             plan,
@@ -293,6 +304,7 @@ class Conductor:
     def _warn(self, boot: Boot | None) -> None:
         """Everything that is worth a warning now; what is gone is no longer said."""
         plan = () if boot is None or boot.plan is None else boot.plan.warnings
+        engine = () if boot is None else costly(boot.facts)
         waves = () if boot is None else tuple(boot.warnings.values())
         before = tuple(f"before, on the last boot: {reason}" for reason in self._lost_because)
         warnings = (
@@ -300,6 +312,8 @@ class Conductor:
             *self._record.troubles,
             *self._door.troubles,
             *before,
+            *engine,
+            *self._more_warnings(),
             *waves,
             *plan,
         )

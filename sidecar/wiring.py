@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from typing import TYPE_CHECKING
 
 import anyio
 import uvicorn
@@ -22,12 +23,17 @@ from sidecar.adapters.state import StateDir
 from sidecar.attempt import Replay
 from sidecar.core.errors import ConfigError, ExitCode
 from sidecar.core.gate import Snapshot, State
+from sidecar.core.logsource import parse_sources
 from sidecar.core.plan import Plan, expand
 from sidecar.core.policy import Policy, Rhythm
 from sidecar.core.report import Report
 from sidecar.core.shapes import OnUnproven, Shapes
+from sidecar.search import Learned
 from sidecar.settings import Settings
 from sidecar.warmup import Conductor
+
+if TYPE_CHECKING:
+    from sidecar.adapters.evidence import Evidence
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +62,13 @@ class Parts:
 
     engine: Engine
     conductor: Conductor
+    evidence: "Evidence | None"
+    """None: no log is read."""
+
+    async def listen(self) -> None:
+        """Read the log until cancelled."""
+        if self.evidence is not None:
+            await self.evidence.run()
 
 
 def build(
@@ -88,27 +101,64 @@ def build(
         start_deadline_s=settings.start_deadline_s,
         rhythm=rhythm or Rhythm(),
         warnings=() if store is not None else (NO_STATE,),
+        require_log=settings.require_evidence == "log",
     )
+    evidence = _evidence(settings)
     conductor = Conductor(
         policy,
-        engine=engine,
+        engine=engine if evidence is None else _logged(engine, evidence),
         plan_for=partial(expand, shapes),
-        replay_for=partial(_replay, engine, shapes.budget.request_timeout_s),
+        replay_for=partial(_replay, engine, evidence, shapes.budget.request_timeout_s),
         utc=lambda: datetime.now(UTC).timestamp(),
         nonce=_nonces(settings.seed),
         store=store,
         ready_file=ready_file,
         on_change=on_change,
+        more_warnings=lambda: () if evidence is None else evidence.warnings,
     )
-    return Parts(engine, conductor)
+    return Parts(engine, conductor, evidence)
 
 
-def _replay(engine: Engine, request_timeout_s: float, plan: Plan, nonce: str) -> Replay:
+def _evidence(settings: Settings) -> "Evidence | None":
+    specs = parse_sources(settings.log)
+    if not specs:
+        if settings.require_evidence == "log":
+            raise ConfigError(
+                "WARMUP_REQUIRE_EVIDENCE=log needs a log: set WARMUP_LOG to where the engine's "
+                "can be read, e.g. file:///var/log/vllm.log"
+            )
+        return None
+    from sidecar.adapters.evidence import Evidence
+    from sidecar.adapters.logs import open_source
+
+    return Evidence([(str(spec), open_source(spec)) for spec in specs], prefix=settings.log_prefix)
+
+
+def _logged(engine: Engine, evidence: "Evidence") -> Learned:
+    from sidecar.adapters.logged import LoggedEngine
+
+    return LoggedEngine(engine, evidence)
+
+
+def _replay(
+    engine: Engine,
+    evidence: "Evidence | None",
+    request_timeout_s: float,
+    plan: Plan,
+    nonce: str,
+) -> Replay:
     # Only waves need these: `serve` answers its first probe before they are imported.
     from sidecar.adapters.replay import Replay as Waves
     from sidecar.core.pacing import Pacer
 
-    return Waves(engine, plan.facts, Pacer(plan), nonce, request_timeout_s=request_timeout_s)
+    return Waves(
+        engine,
+        plan.facts,
+        Pacer(plan),
+        nonce,
+        request_timeout_s=request_timeout_s,
+        evidence=evidence,
+    )
 
 
 def _nonces(seed: int | None) -> Callable[[], str]:
@@ -171,6 +221,7 @@ async def serve(
             try:
                 async with anyio.create_task_group() as group:
                     group.start_soon(stop_at_signal, group)
+                    group.start_soon(parts.listen)
                     group.start_soon(parts.conductor.run)
             finally:
                 with anyio.CancelScope(shield=True):
@@ -221,6 +272,7 @@ async def once(
     try:
         async with anyio.create_task_group() as group:
             group.start_soon(stop_at_signal)
+            group.start_soon(parts.listen)
             group.start_soon(conductor.run)
             await ended.wait()
             group.cancel_scope.cancel()

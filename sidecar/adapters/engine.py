@@ -1,6 +1,7 @@
 """The engine over HTTP: is it there, what is it, what has it counted. Waves go by `replay`."""
 
 import asyncio
+import contextlib
 import json
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
@@ -97,6 +98,11 @@ class Engine:
     async def health(self) -> Health:
         """One look at /health. Never raises."""
         return await self._line.ask()
+
+    async def touch(self, path: str) -> None:
+        """GET a path for the line that it leaves in the engine's access log. Never raises."""
+        with contextlib.suppress(httpx.HTTPError, TooBig):
+            await self._once_more_if_closed(lambda: self._ask("GET", path))
 
     async def learn(self) -> EngineFacts:
         """Everything the engine tells about itself.

@@ -3,15 +3,19 @@
 import asyncio
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from sidecar.adapters.bodies import Bodies
 from sidecar.adapters.engine import Engine
+from sidecar.adapters.evidence import Evidence
 from sidecar.adapters.wire import Exchange, Request, open_exchange
-from sidecar.core.cells import Gait, Look
+from sidecar.core.cells import Endpoint, Gait, Look
 from sidecar.core.errors import WarmupError
 from sidecar.core.facts import EngineFacts
+from sidecar.core.logs.evidence import LogEvidence
+from sidecar.core.logs.window import Expected
 from sidecar.core.metrics import CounterDelta, Scrape, delta
 from sidecar.core.pacing import Pace, Pacer
 from sidecar.core.replies import Reading
@@ -44,11 +48,13 @@ class Replay:
         nonce: str,
         *,
         request_timeout_s: float = 900.0,
+        evidence: Evidence | None = None,
     ) -> None:
         self._engine = engine
         self._pacer = pacer
         self._bodies = Bodies(engine, facts, nonce)
         self._request_timeout_s = request_timeout_s
+        self._evidence = evidence
         self._number = 0
         # A full collection of everything imported takes 45 ms, and would pass for latency of the
         # engine if it fell into a wave: what is there by now stays, and is not looked at again.
@@ -84,8 +90,9 @@ class Replay:
                 return self._unsent(look, f"no connection: {problem.strerror or problem}")
             before = await self._engine.scrape()
             ours = exchanges[1:] if plug else exchanges
-            release_s = await self._fire(look, pace, exchanges, ours)
-            await asyncio.wait([exchange.ended for exchange in exchanges])
+            async with self._listening(look, plug) as heard:
+                release_s = await self._fire(look, pace, exchanges, ours)
+                await asyncio.wait([exchange.ended for exchange in exchanges])
         finally:
             for exchange in exchanges:
                 exchange.abort()
@@ -99,7 +106,24 @@ class Replay:
             at_s=release_s,
             plug=results[0] if plug else None,
             counters=await self._count(before, results),
+            log=heard[0] if heard else None,
         )
+
+    @asynccontextmanager
+    async def _listening(
+        self, look: Look, plug: Request | None
+    ) -> AsyncIterator[list[LogEvidence]]:
+        """Fences around what runs inside; the list has what stood between them once it is over."""
+        heard: list[LogEvidence] = []
+        if self._evidence is None:
+            yield heard
+            return
+        window = await self._evidence.begin(self._engine.touch, _expected(look, plug))
+        try:
+            yield heard
+            heard.append(await window.end())
+        finally:
+            window.drop()
 
     async def _open(self, requests: Sequence[Request], exchanges: list[Exchange]) -> None:
         """Open a connection for each request, in order, and write all but its end.
@@ -168,6 +192,14 @@ class Replay:
         failed = Result(Outcome.BROKEN, sent_s=0.0, message=message)
         results = (failed,) * look.cell.concurrency
         return WaveResult(look, results, spread_s=0.0, took_s=0.0, at_s=time.monotonic())
+
+
+def _expected(look: Look, plug: Request | None) -> tuple[Expected, ...]:
+    """The access lines that a wave leaves."""
+    counts = {look.cell.variant.endpoint: look.cell.concurrency}
+    if plug is not None:
+        counts[Endpoint.COMPLETIONS] = counts.get(Endpoint.COMPLETIONS, 0) + 1
+    return tuple(Expected(endpoint.path, count) for endpoint, count in counts.items())
 
 
 async def _until(moment_s: float) -> None:

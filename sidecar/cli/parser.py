@@ -174,6 +174,15 @@ def _run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ready-file", metavar="FILE", help="a file that exists while ready")
     parser.add_argument("--state-dir", metavar="DIR", help="keeps the verdict over a restart")
     parser.add_argument(
+        "--log", metavar="SOURCES", help="where the engine's log is: file:///path, docker:///name …"
+    )
+    parser.add_argument(
+        "--log-prefix", metavar="TEXT", help="the engine's own VLLM_LOGGING_PREFIX, if it has one"
+    )
+    parser.add_argument(
+        "--require-evidence", metavar="WHAT", help="log: shut (once: exit 5) without it (none)"
+    )
+    parser.add_argument(
         "--start-deadline-s", metavar="SECONDS", help="how long to wait for the engine (3600)"
     )
     parser.add_argument("--seed", metavar="N", help="repeat a run's prompts and order")

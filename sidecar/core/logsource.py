@@ -108,6 +108,12 @@ def parse_sources(text: str) -> tuple[SourceSpec, ...]:
     return tuple(specs)
 
 
+def checked_sources(text: str) -> str:
+    """The text as it is. Raises ValueError with one sentence where it names no sources."""
+    parse_sources(text)
+    return text
+
+
 def parse_source(text: str) -> SourceSpec | None:
     """One source; None for `none`. Raises ValueError with one sentence."""
     shown = text[:120]

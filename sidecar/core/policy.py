@@ -33,6 +33,8 @@ class Policy:
     budget_s: float = 600.0
     max_passes: int = 20
     open_unproven: bool = True
+    require_log: bool = False
+    """The gate stays shut unless the engine's log was seen whole."""
     start_deadline_s: float = 3600.0
     retry_first_s: float = 15.0
     retry_longest_s: float = 600.0

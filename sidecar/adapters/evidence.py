@@ -1,0 +1,343 @@
+"""Reads the engine's log beside everything else, and says what it showed of one wave.
+
+One task per source. Of the lines only those that match an event are kept, and of those a bounded
+ring: what users wrote can stand in all others. A start line is believed once the conductor has met
+the boot by other means (`adopt`): what stands there later may be forged.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from sidecar.adapters.logs import LogSource
+from sidecar.core import logitems
+from sidecar.core.logitems import Began, Counts, Ended, Item, Line
+from sidecar.core.logs import window
+from sidecar.core.logs.events import Access, Compile, LogEvent, Phase, Started, Trouble
+from sidecar.core.logs.evidence import Heard, Listening, LogEvidence, combined
+from sidecar.core.logs.facts import StartFacts
+from sidecar.core.logs.head import Origin
+from sidecar.core.logs.parse import fence_target
+from sidecar.core.logs.reader import LogReader
+from sidecar.core.logs.start import BootLog
+from sidecar.core.logs.window import Expected, Fences, Window
+
+log = logging.getLogger(__name__)
+
+FENCE_WAIT_S = 2.0
+"""For a fence to come through the log: a file is looked at every 0.1 s, Docker answers at once."""
+_HOPELESS_WAIT_S, _HOPELESS_WAVES = 0.3, 3
+"""Where no fence ever came: how long, and for how many waves, one is still waited for."""
+
+MAX_STREAMS = 64
+"""Senders told apart; what more there are is counted and not read."""
+MAX_RECENT = 1000
+MAX_EARLIER = 100
+
+Send = Callable[[str], Awaitable[None]]
+"""GETs a path of the engine; never raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Something that happened after the source was opened, for whoever listens (`on_seen`)."""
+
+    source: str
+    at_s: float
+    """Monotonic, when it was read."""
+    what: Compile | Trouble | Started | Began | Ended | logitems.Gap
+    in_wave: bool
+    """A wave of ours was running: a compile belongs to it and is no escape."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One sender of one source."""
+
+    source: str
+    origin: str | None
+    reader: LogReader
+    boot: BootLog = field(default_factory=BootLog)
+    doubtful: bool = False
+    """Its last start stands in history, after answers: a user may have written it."""
+    window: Window | None = None
+    facts: StartFacts = field(default_factory=StartFacts)
+    """As they were when this boot was met."""
+    listeners: frozenset[Origin] = frozenset()
+    is_engines: bool = False
+    """A fence of this boot was seen in it."""
+    has_ended: bool = False
+
+    def adopt(self) -> None:
+        self.facts, self.listeners = self.boot.facts, self.boot.listeners
+
+
+class Evidence:
+    """All sources of one engine. `run` beside everything; one wave at a time."""
+
+    def __init__(
+        self,
+        sources: Sequence[tuple[str, LogSource]],
+        *,
+        prefix: str = "",
+        on_seen: Callable[[Seen], None] | None = None,
+        nonce: Callable[[], str] = lambda: secrets.token_hex(16),
+    ) -> None:
+        """`sources` with their names; `prefix` is the engine's VLLM_LOGGING_PREFIX."""
+        self._sources = dict(sources)
+        self._prefix = prefix
+        self.on_seen = on_seen
+        self._nonce = nonce
+        self._streams: dict[tuple[str, str | None], _Stream] = {}
+        self._wave: Wave | None = None
+        self._fence: str | None = None
+        self._seen = asyncio.Event()
+        self._hopeless = 0
+        self._earlier: deque[Compile] = deque(maxlen=MAX_EARLIER)
+        self._listening = Listening()
+        self.recent: deque[Seen] = deque(maxlen=MAX_RECENT)
+        """What was seen last, oldest first."""
+        self.matched = 0
+        self.unread = 0
+        """Lines of senders beyond MAX_STREAMS."""
+
+    @property
+    def counts(self) -> tuple[tuple[str, Counts], ...]:
+        """By source."""
+        return tuple((name, source.counts) for name, source in self._sources.items())
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """One sentence for each source that can't be read now."""
+        return tuple(
+            f"log {name}: {source.trouble}"
+            for name, source in self._sources.items()
+            if source.trouble is not None
+        )
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for name, source in self._sources.items():
+                group.create_task(self._read(name, source))
+
+    async def adopt(self, send: Send) -> StartFacts:
+        """A boot was met: what its start lines told, and from now on whose monitors count.
+
+        Only streams in which a fence shows are the log of this engine; the others tell nothing.
+        """
+        self._hopeless = 0
+        self._earlier.clear()
+        self._streams = {k: s for k, s in self._streams.items() if not s.has_ended}
+        for stream in self._streams.values():
+            stream.is_engines = False
+        self._fence = self._nonce()
+        await send(fence_target(self._fence))
+        await self._until(self._is_fenced, FENCE_WAIT_S)
+        self._fence = None
+        facts = StartFacts()
+        for stream in self._streams.values():
+            stream.adopt()
+            if stream.is_engines:
+                facts = facts.with_(stream.facts)
+        self._listening = _listening(facts, self._streams.values())
+        return facts
+
+    async def begin(self, send: Send, expected: tuple[Expected, ...]) -> "Wave":
+        """Open the windows of one wave: call it right before the gun, and `end` after it."""
+        wave = self._wave = Wave(self, send, expected)
+        for stream in self._streams.values():
+            wave.watch(stream)
+        await send(fence_target(wave.fences.opening))
+        return wave
+
+    async def end(self, wave: "Wave", send: Send) -> LogEvidence:
+        """Close the windows; waits for the closing fence, but not for long."""
+        await send(fence_target(wave.fences.closing))
+        known = any(stream.is_engines for stream in self._streams.values())
+        limit_s = FENCE_WAIT_S if known else _HOPELESS_WAIT_S
+        if known or self._hopeless < _HOPELESS_WAVES:
+            await self._until(self._is_closed, limit_s)
+        self._hopeless = 0 if known else self._hopeless + 1
+        earlier = tuple(self._earlier)
+        self._earlier.clear()
+        heard = [
+            Heard(s.window.report(), s.listeners, self._sources[s.source].is_lossy)
+            for s in self._streams.values()
+            if s.window is not None
+        ]
+        self.drop(wave)
+        return combined(heard, self._listening, earlier)
+
+    def drop(self, wave: "Wave") -> None:
+        """The wave is over, or was cut off."""
+        if self._wave is wave:
+            self._wave = None
+            for stream in self._streams.values():
+                stream.window = None
+
+    def open_window(self, fences: Fences, expected: tuple[Expected, ...], source: str) -> Window:
+        return Window(fences, expected, lossless=not self._sources[source].is_lossy)
+
+    def new_nonce(self) -> str:
+        return self._nonce()
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    async def _read(self, name: str, source: LogSource) -> None:
+        async with aclosing(source.lines()) as items:
+            async for item in items:
+                self._take(name, item)
+
+    def _take(self, name: str, item: Item) -> None:
+        if isinstance(item, Line):
+            self._line(name, item)
+            return
+        if isinstance(item, logitems.Gap):
+            if item.lost_bytes != 0:
+                self._gap(name, None, str(item))
+        elif isinstance(item, Ended):
+            self._gap(name, item.origin or None, f"the log ended: {item.why}")
+            ended = self._streams.get((name, item.origin or None))
+            if ended is not None:
+                ended.has_ended = True
+        elif (name, item.origin or None) in self._streams:
+            self._gap(name, item.origin or None, f"the log began anew: {item.why}")
+        self._tell(name, item.at_s, item)
+
+    def _line(self, name: str, line: Line) -> None:
+        stream = self._stream(name, line.origin)
+        if stream is None:
+            self.unread += 1
+            return
+        stream.has_ended = False
+        event = stream.reader.feed(line.text)
+        if event is None:
+            return
+        self.matched += 1
+        if isinstance(event, Started) and event.phase is Phase.ARGUMENTS:
+            stream.doubtful = line.old and stream.boot.is_serving
+        stream.boot.feed(event)
+        if line.old:
+            return
+        if isinstance(event, Access) and event.nonce is not None:
+            self._fenced(stream, event.nonce)
+        if stream.window is not None and not stream.window.is_closed:
+            self._into(stream.window, event)
+        elif isinstance(event, Compile):
+            self._earlier.append(event)
+        if isinstance(event, Compile | Trouble | Started):
+            self._tell(name, line.at_s, event)
+
+    def _into(self, window_: Window, event: LogEvent) -> None:
+        if not window_.is_open and isinstance(event, Compile):
+            self._earlier.append(event)  # the opening fence will clear it from the window
+        was = window_.is_open, window_.is_closed
+        window_.feed(event)
+        if (window_.is_open, window_.is_closed) != was:
+            self._seen.set()
+
+    def _fenced(self, stream: _Stream, nonce: str) -> None:
+        wave = self._wave
+        ours = (self._fence,) if wave is None else (wave.fences.opening, wave.fences.closing)
+        if nonce in ours:
+            stream.is_engines = True
+            self._seen.set()
+
+    def _gap(self, name: str, origin: str | None, why: str) -> None:
+        for stream in self._streams.values():
+            is_its = stream.source == name and (origin is None or stream.origin in (None, origin))
+            if is_its and stream.window is not None:
+                stream.window.feed(window.Gap(why))
+
+    def _stream(self, name: str, origin: str | None) -> _Stream | None:
+        stream = self._streams.get((name, origin))
+        if stream is None and len(self._streams) < MAX_STREAMS:
+            stream = self._streams[name, origin] = _Stream(name, origin, LogReader(self._prefix))
+            if self._wave is not None:
+                self._wave.watch(stream)
+        return stream
+
+    def _tell(
+        self,
+        name: str,
+        at_s: float,
+        what: Compile | Trouble | Started | Began | Ended | logitems.Gap,
+    ) -> None:
+        seen = Seen(name, at_s, what, in_wave=self._wave is not None)
+        self.recent.append(seen)
+        if self.on_seen is not None:
+            self.on_seen(seen)
+
+    # --- waiting ---------------------------------------------------------------------------------
+
+    def _is_fenced(self) -> bool:
+        return any(stream.is_engines for stream in self._streams.values())
+
+    def _is_closed(self) -> bool:
+        """Every stream that has shown a fence of this boot has shown the last one."""
+        windows = [s.window for s in self._streams.values() if s.is_engines and s.window]
+        return bool(windows) and all(each.is_closed for each in windows)
+
+    async def _until(self, condition: Callable[[], bool], limit_s: float) -> None:
+        until_s = time.monotonic() + limit_s
+        while not condition():
+            self._seen.clear()
+            try:
+                async with asyncio.timeout(until_s - time.monotonic()):
+                    await self._seen.wait()
+            except TimeoutError:
+                return
+
+
+class Wave:
+    """The windows of one wave, one for each stream."""
+
+    def __init__(self, evidence: Evidence, send: Send, expected: tuple[Expected, ...]) -> None:
+        self._evidence = evidence
+        self._send = send
+        self._expected = expected
+        self.fences = Fences(evidence.new_nonce(), evidence.new_nonce())
+
+    def watch(self, stream: _Stream) -> None:
+        stream.window = self._evidence.open_window(self.fences, self._expected, stream.source)
+
+    async def end(self) -> LogEvidence:
+        """After the last byte of the wave: what the log showed. FENCE_WAIT_S at most."""
+        return await self._evidence.end(self, self._send)
+
+    def drop(self) -> None:
+        """Without a report: the wave was cut off."""
+        self._evidence.drop(self)
+
+
+def _listening(facts: StartFacts, streams: Iterable[_Stream]) -> Listening:
+    listeners = frozenset[Origin]()
+    doubtful = False
+    for stream in streams:
+        listeners |= stream.listeners
+        doubtful = doubtful or (stream.is_engines and stream.doubtful)
+    return Listening(
+        monitors=len(listeners),
+        ranks=facts.ranks,
+        verbose=facts.jit_monitor_verbose,
+        off=_off(facts),
+        doubtful="its start lines were written before the sidecar listened, and after answers "
+        "to users, who may have written them"
+        if doubtful
+        else None,
+    )
+
+
+def _off(facts: StartFacts) -> str | None:
+    """Why no monitor listens, as far as the start lines tell (vLLM 0.33 gpu_worker.py)."""
+    if facts.device == "cpu":
+        return "vLLM has no JIT monitor on a CPU"
+    if facts.jit_warmup is False or (facts.enforce_eager and facts.jit_monitor_mode is None):
+        return "with --enforce-eager vLLM has no JIT monitor (0.31 and later)"
+    return None
