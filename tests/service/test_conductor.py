@@ -46,6 +46,15 @@ async def test_opens_when_warm_and_says_what_was_sent():
     assert not snapshot.is_active
 
 
+async def test_a_shut_gate_has_a_reason_from_the_first_moment():
+    """While the first look at the engine still hangs, the reason says what is waited for."""
+    stage = Stage()
+    stage.engine.health_takes_s = 30.0
+    async with stage.running():
+        await anyio.sleep(1)
+        assert stage.snapshot.reasons == ("the engine at http://engine:8000 has not answered yet",)
+
+
 async def test_a_ready_file_of_an_earlier_life_is_removed_first():
     """Before anything is known of the engine, the ready file is gone."""
     stage = Stage()

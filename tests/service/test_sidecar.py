@@ -80,7 +80,9 @@ async def test_a_dead_engine_is_gone_within_two_seconds_with_the_usual_rhythm(tm
         serving(sim.url, rhythm=None, ready_file=file) as sidecar,
     ):
         await sidecar.until_ready()
-        assert await anyio.Path(file).exists()
+        with anyio.fail_after(1):
+            while not await anyio.Path(file).exists():  # noqa: ASYNC110 - it follows the gate
+                await anyio.sleep(0.01)
         sim.turn(Knobs(die=True))
         await sidecar.until(lambda body: not body["ready"], limit_s=2.0)
         await anyio.sleep(0.3)
@@ -126,9 +128,10 @@ async def test_a_wrong_key_is_named_at_once_and_mended_without_restart():
     async with simulator(WARM) as sim:
         sim.turn(Knobs(api_key="right"))
         async with serving(sim.url, api_key="wrong") as sidecar:
-            body = await sidecar.until(lambda body: body["reasons"], limit_s=2.0)
+            body = await sidecar.until(
+                lambda body: any("WARMUP_API_KEY" in r for r in body["reasons"]), limit_s=2.0
+            )
             assert body["state"] == "waiting"
-            assert "WARMUP_API_KEY" in body["reasons"][0]
             sim.turn(Knobs(api_key="wrong"))
             await sidecar.until_ready()
 
@@ -136,8 +139,9 @@ async def test_a_wrong_key_is_named_at_once_and_mended_without_restart():
 async def test_an_unknown_model_is_named_with_those_that_there_are():
     """A wrong model name is said at once; nothing is sent to another model."""
     async with simulator(WARM) as sim, serving(sim.url, model="nope") as sidecar:
-        body = await sidecar.until(lambda body: body["reasons"], limit_s=2.0)
-        assert "nope" in body["reasons"][0]
+        body = await sidecar.until(
+            lambda body: any("nope" in r for r in body["reasons"]), limit_s=2.0
+        )
         assert "sim" in body["reasons"][0]
         assert served(sim) == 0
 
