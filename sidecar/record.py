@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -26,7 +27,9 @@ class Store(Protocol):
 
     async def load(self) -> Kept | None: ...
 
-    async def keep(self, kept: Kept) -> None: ...
+    async def keep(self, kept: Kept) -> bool:
+        """Whether it is kept now."""
+        ...
 
     async def refresh(self, mark: BootMark, at: float) -> None:
         """A newer mark of the kept verdict's boot: counters go on, and only they may tell."""
@@ -42,6 +45,8 @@ class Record:
         self._policy = policy
         self._store = store
         self._utc = utc
+        self._lacking: Kept | None = None
+        """A verdict that could not be kept: the volume was full, or away."""
         self.report: Report | None = None
         """Of the last warm-up that ended with a verdict."""
 
@@ -70,7 +75,13 @@ class Record:
         return None
 
     async def refresh(self, boot: Boot) -> None:
-        """Keep the counters of an open boot fresh, where nothing else tells it from another."""
+        """Keep the counters of an open boot fresh, where nothing else tells it from another; and
+        its verdict, if the folder did not take it before."""
+        lacking = self._lacking
+        if self._store is not None and lacking is not None and lacking.nonce == boot.nonce:
+            lacking = replace(lacking, boot=boot.mark, marked_at=self._utc())
+            if boot.opened and await self._store.keep(lacking):
+                self._lacking = None
         if self._store is not None and boot.opened and boot.mark.process_start_s is None:
             await self._store.refresh(boot.mark, self._utc())
 
@@ -118,4 +129,4 @@ class Record:
                 reasons=decided.reasons,
                 nonce=boot.nonce,
             )
-            await self._store.keep(kept)
+            self._lacking = None if await self._store.keep(kept) else kept

@@ -79,10 +79,10 @@ class StateDir:
         """The kept verdict with the newest mark of its boot; None where there is none."""
         return await self._within_limit(self._load)
 
-    async def keep(self, kept: Kept) -> None:
-        """From now on the verdict of this boot."""
+    async def keep(self, kept: Kept) -> bool:
+        """From now on the verdict of this boot. Whether it could be written."""
         self._kept = kept
-        await self._within_limit(partial(self._keep, kept))
+        return bool(await self._within_limit(partial(self._keep, kept)))
 
     async def refresh(self, mark: BootMark, at: float) -> None:
         """A newer mark of the boot whose verdict is kept, taken `at` (seconds since 1970)."""
@@ -147,8 +147,8 @@ class StateDir:
             self._set_aside(path, str(problem))
             return kept
 
-    def _keep(self, kept: Kept) -> None:
-        self._write(self._folder / VERDICT, lambda: kept_form.to_json(kept))
+    def _keep(self, kept: Kept) -> bool:
+        return self._write(self._folder / VERDICT, lambda: kept_form.to_json(kept))
 
     def _refresh(self, nonce: str, mark: BootMark, at: float) -> None:
         text = json.dumps({"nonce": nonce, "at": at, "mark": mark.to_json()})
@@ -187,14 +187,16 @@ class StateDir:
             self._trouble(path, f"can't be read: {problem.strerror}")
         return None
 
-    def _write(self, path: Path, content: Callable[[], str]) -> None:
+    def _write(self, path: Path, content: Callable[[], str]) -> bool:
         if _OTHERS in self._troubles:
             self._claim()
         try:
             write_atomically(path, content())
-            self._troubles.pop(path.name, None)
         except OSError as problem:
             self._trouble(path, f"can't be written: {problem.strerror}")
+            return False
+        self._troubles.pop(path.name, None)
+        return True
 
     def _set_aside(self, path: Path, why: str) -> None:
         aside = path.with_name(f"{path.name}.damaged")

@@ -137,6 +137,7 @@ class MemoryStore:
         self.kept = None
         self.load_takes_s = 0.0
         self.keep_takes_s = 0.0
+        self.is_full = False
         self.reports = []
         self.refreshed = []
         self.troubles = ()
@@ -147,7 +148,9 @@ class MemoryStore:
 
     async def keep(self, kept):
         await anyio.sleep(self.keep_takes_s)
-        self.kept = kept
+        if not self.is_full:
+            self.kept = kept
+        return not self.is_full
 
     async def refresh(self, mark, at):
         self.refreshed.append(mark)

@@ -533,6 +533,24 @@ async def test_a_kept_verdict_is_adopted_and_nothing_is_sent():
     assert second.states() == [State.WAITING, State.READY]
 
 
+async def test_a_verdict_that_could_not_be_kept_is_kept_when_it_can():
+    """The volume was full at the opening: once it isn't, a restart adopts and sends nothing."""
+    store = MemoryStore()
+    store.is_full = True
+    first = Stage(store=store)
+    async with first.running():
+        await first.until(is_ready)
+        await anyio.sleep(30)
+        assert store.kept is None
+        store.is_full = False
+        await anyio.sleep(15)
+    second = Stage(store=store, engine=first.engine)
+    async with second.running():
+        await second.until(is_ready)
+    assert second.snapshot.adopted
+    assert second.sent == 0
+
+
 async def test_an_adopted_boot_that_blinks_is_still_adopted():
     """The same boot back: open again, and still said to be adopted."""
     store = MemoryStore()
