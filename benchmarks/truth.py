@@ -1,6 +1,6 @@
 """Is the verdict true? Warms simulated engines in virtual time, and looks into their ledgers.
 
-    python benchmarks/truth.py                       # 1,000 engines, about a minute
+    python benchmarks/truth.py                       # 1,000 engines twice, about three minutes
     python benchmarks/truth.py --planted             # and the judges that are wrong on purpose
     python benchmarks/truth.py --seed 7000 --engines 300 --rules benchmarks/rules/moe.yaml
 
@@ -8,6 +8,9 @@ Each engine is drawn from its seed (`draws.py`): limits, speeds, noise, other us
 what is cold in it. The real `Judge`, `Passes` and `Pacer` warm it. When they are done, the state is
 forked and each cell replayed in each of its gaits with ideal timing (`forks.py`): what such a wave
 pays stands in the simulator's ledger, so that truth never comes from latency.
+
+All of it is done twice: by latency and metrics alone, and with the engine's log as a leg of the
+verdict (`logged.py`), which tells more or less, has gaps, and forged lines in it.
 
 * false warm: a cell is called warm and a fork pays more than its τ. Bound: none.
 * false not-yet: a cell keeps the gate shut at the end of the budget, and no fork of any cell pays.
@@ -47,7 +50,7 @@ from benchmarks.draws import Case, draw  # noqa: E402 - runs as a script too
 from benchmarks.forks import owed, owed_at_random, settled  # noqa: E402
 from benchmarks.gates import scenario  # noqa: E402
 from benchmarks.planted import PLANTED  # noqa: E402
-from benchmarks.warming import CONVERGE, REAL, Method, Warmed, warm  # noqa: E402
+from benchmarks.warming import CONVERGE, LISTENING, REAL, Method, Warmed, warm  # noqa: E402
 from sidecar.core.cells import Role  # noqa: E402
 from sidecar.core.errors import ConfigError  # noqa: E402
 from sidecar.core.verdict import Call, CellVerdict, Standing, opening  # noqa: E402
@@ -262,6 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--engines", type=_positive, default=1000, help="default 1000")
     parser.add_argument("--rules", metavar="FILE", help="cold rules, instead of drawn ones")
     parser.add_argument("--planted", action="store_true", help="run the planted judges too")
+    parser.add_argument("--no-log", action="store_true", help="only without the engine's log")
     parser.add_argument("--jobs", type=_positive, default=1, help="processes (default 1)")
     options = parser.parse_args(arguments)
     try:
@@ -273,6 +277,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.disable(logging.CRITICAL)  # the conductor's own lines, of virtual engines
     started_s = time.monotonic()
     holds = report(examine_all(seeds, rules, jobs=options.jobs))
+    if not options.no_log:
+        print("with the engine's log:")
+        holds = report(examine_all(seeds, rules, LISTENING, jobs=options.jobs)) and holds
     holds = report_gates(seeds[::GATES_EVERY], rules, options.jobs) and holds
     if options.planted:
         holds = report_planted(seeds, rules, options.jobs) and holds

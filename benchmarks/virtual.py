@@ -1,9 +1,10 @@
 """A wave in virtual time: the simulated engine answers, and no clock runs."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmarks.draws import FEATURES, Case, Client, Traffic
+from benchmarks.logged import VirtualLog
 from sidecar.core.cells import Cell, Gait, Look
 from sidecar.core.metrics import CounterDelta
 from sidecar.core.pacing import Pacer
@@ -69,10 +70,13 @@ class Outside:
 class VirtualReplay:
     """Runs looks against an engine, as the real replay does, let go by the same Pacer."""
 
-    def __init__(self, case: Case, engine: Engine, pacer: Pacer) -> None:
+    def __init__(
+        self, case: Case, engine: Engine, pacer: Pacer, log: VirtualLog | None = None
+    ) -> None:
         self.case = case
         self.engine = engine
         self.pacer = pacer
+        self.log = log
         self.outside = Outside(case.traffic, random.Random(f"outside {case.seed}"))
         self._dice = random.Random(f"replay {case.seed}")
         self._sent = 0
@@ -90,6 +94,8 @@ class VirtualReplay:
         if fault is not None:
             return self._failed(look, *fault)
         pace = self.pacer.pace(look)
+        if self.log is not None:
+            self.log.begin(look, 0 if pace.plug_tokens is None else 1)
         before = _total(self.engine)
         start_s = self.engine.now_s
         streams: dict[str, _Stream] = {}
@@ -109,6 +115,8 @@ class VirtualReplay:
         emissions = self.outside.play(self.engine, None, set(streams))
         _collect(streams, emissions, client, dice)
         wave = self._wave(look, streams, release_s, written, before, pace.plug_tokens)
+        if self.log is not None:
+            wave = replace(wave, log=self.log.end())
         self.rest(client.scrape_s / 2)
         self.pacer.feed(wave)
         return wave

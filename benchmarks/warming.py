@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from benchmarks.draws import Case
+from benchmarks.logged import VirtualLog
 from benchmarks.virtual import VirtualReplay
 from sidecar.core.cells import Converge, Look
 from sidecar.core.pacing import Pacer
@@ -62,6 +63,8 @@ class Method:
     """How a judge works; the real one. A planted one changes a part (`planted.py`)."""
 
     name = "real"
+    listens = False
+    """Whether the engine's log is read too."""
 
     def plan(self, plan: Plan) -> Plan:
         return plan
@@ -76,7 +79,15 @@ class Method:
         return judge.verdict()
 
 
+class Listening(Method):
+    """The real judge, with the engine's log as a leg of it."""
+
+    name = "real, with the log"
+    listens = True
+
+
 REAL = Method()
+LISTENING = Listening()
 
 
 def warm(case: Case, method: Method = REAL) -> Warmed | None:
@@ -86,7 +97,8 @@ def warm(case: Case, method: Method = REAL) -> Warmed | None:
         return None
     plan = method.plan(declared)
     engine = Engine(case.config, case.rules, seed=case.seed)
-    replay = VirtualReplay(case, engine, Pacer(plan))
+    log = VirtualLog(case, engine) if method.listens else None
+    replay = VirtualReplay(case, engine, Pacer(plan), log)
     judge = method.judge(plan)
     passes = method.passes(plan, judge, case)
     runs: list[Run] = []

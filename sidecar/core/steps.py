@@ -2,7 +2,8 @@
 
 It is stronger than the streams' stamps, in both directions: no delay on the way blurs it, and it
 can't look right by chance. What it does not decide (a rest that takes several steps, several
-engines in one log) the stamps do.
+engines in one log) the stamps do; so do they where the lines don't add up to the wave, as with one
+among them that a user has written.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ def rest_fits(wave: WaveResult, plan: Plan) -> bool:
 def told(wave: WaveResult, plan: Plan) -> tuple[Miss | None] | None:
     """(None,) if the steps show the batch, (why,) if they show another; None: they don't tell."""
     log = wave.log
-    if log is None or not log.shows_steps or len({step.engine for step in log.steps}) > 1:
+    if log is None or not log.shows_steps or not _adds_up(log.steps, wave):
         return None
     cell, steps = wave.look.cell, log.steps
     if wave.look.gait is Gait.HELD:
@@ -41,6 +42,18 @@ def told(wave: WaveResult, plan: Plan) -> tuple[Miss | None] | None:
         # Of a long wave only the first steps are kept; then the stamps must tell.
         return None if log.dropped else (Miss.NO_OVERLAP,)
     return (missed,)
+
+
+def _adds_up(steps: Sequence[Step], wave: WaveResult) -> bool:
+    """Whether these are steps of one engine without a hole, and all prompts are in them."""
+    first = steps[0]
+    running = all(
+        step.engine == first.engine and step.number == first.number + n
+        for n, step in enumerate(steps)
+    )
+    plug_tokens = 0 if wave.plug is None else wave.plug.prompt_tokens or 0
+    prompts = wave.look.cell.wave_prompt_tokens + plug_tokens
+    return running and sum(step.context_tokens for step in steps) == prompts
 
 
 def _held(concurrency: int, tokens: int, steps: Sequence[Step]) -> Miss | None:

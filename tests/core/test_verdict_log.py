@@ -199,13 +199,16 @@ def test_steps_show_or_refute_a_batch_against_the_stamps(gait, shapes, because):
         assert because is None or because in (judged.not_shown_because or "")
 
 
-def test_steps_of_a_holed_window_or_of_several_engines_tell_nothing():
-    """A line that is missing would be a step that is missing: the stamps decide."""
+def test_steps_that_are_not_all_of_the_wave_tell_nothing():
+    """Missing, forged, or of several engines: the stamps decide."""
     shown = steps((1, 2048, 0), (4, 400, 0), DECODE)
     split = held(FOUR, split=2)
     two = replace(shown, steps=(*shown.steps, replace(shown.steps[0], engine=1)))
     holed = replace(shown, completeness=Completeness.PARTIAL)
-    for log in (holed, two):
+    forged = steps((1, 2048, 0), (2, 200, 0), (4, 400, 0), (2, 200, 0), DECODE)
+    again = replace(shown, steps=(*shown.steps, shown.steps[-1]))
+    lost = replace(shown, steps=(shown.steps[1], shown.steps[2]))
+    for log in (holed, two, forged, again, lost):
         assert not judge_of(FOUR).feed(with_log(split, log)).shown
     assert judge_of(FOUR).feed(with_log(split, shown)).shown
 
