@@ -4,7 +4,8 @@ Cells come from the shapes file, so their labels are bounded by it. A figure tha
 no sample: it never reads as zero.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -13,11 +14,15 @@ from prometheus_client.registry import Collector
 
 from sidecar import __version__
 from sidecar.core.gate import Snapshot, State
+from sidecar.core.logs.evidence import Hearing
 from sidecar.core.results import Outcome
 from sidecar.core.tally import WaveOutcome
 from sidecar.core.verdict import Call, GridVerdict
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+MAX_LABELS = 100
+"""Kernels told apart; a model compiles some dozens."""
 
 
 def render(snapshot: Snapshot) -> bytes:
@@ -34,8 +39,10 @@ class _Families(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from _state(self._snapshot)
         yield from _sent(self._snapshot)
+        yield from _costly(self._snapshot)
         if self._snapshot.verdict is not None:
             yield from _cells(self._snapshot.verdict)
+            yield from _log(self._snapshot.verdict)
 
 
 def _state(snapshot: Snapshot) -> Iterator[Metric]:
@@ -131,3 +138,69 @@ def _cells(verdict: GridVerdict) -> Iterator[Metric]:
                 if value is not None:
                     first.add_metric([cell.cell.id, figures.gait, figure], value)
     yield first
+
+
+def _costly(snapshot: Snapshot) -> Iterator[Metric]:
+    """Of an engine that is known: the two settings that cost most."""
+    facts = snapshot.engine
+    if facts is None:
+        return
+    family = GaugeMetricFamily(
+        "warmup_engine_costly_setting",
+        "1 where the engine runs with a setting that is worth a warning.",
+        labels=["setting"],
+    )
+    given = facts.kv_cache_memory_bytes is not None or facts.memory_profiled is False
+    family.add_metric(["cudagraphs_off"], float(bool(facts.cudagraphs_off)))
+    family.add_metric(["kv_cache_memory_bytes"], float(given))
+    yield family
+
+
+def _log(verdict: GridVerdict) -> Iterator[Metric]:
+    """What the engine's log showed; no sample where none is read."""
+    if verdict.log is None:
+        return
+    hearing = GaugeMetricFamily(
+        "warmup_log_evidence",
+        "1 for how far the engine's log carries the verdict.",
+        labels=["hearing"],
+    )
+    for one in Hearing:
+        hearing.add_metric([one], float(one is verdict.log.hearing))
+    yield hearing
+    lines = GaugeMetricFamily(
+        "warmup_jit_compiles",
+        "Compile lines in the waves of this boot.",
+        labels=["backend", "kernel"],
+    )
+    costs = GaugeMetricFamily(
+        "warmup_jit_compile_seconds",
+        "What the waves of a cell that compiled took longer than its baseline.",
+        labels=["cell"],
+    )
+    counts: Counter[tuple[str, str]] = Counter()
+    for cell in verdict.cells:
+        for kernel in cell.kernels:
+            counts[kernel.backend, kernel.kernel] += kernel.lines
+        if cell.compile_s is not None:
+            costs.add_metric([cell.cell.id], cell.compile_s)
+    for (backend, name), count in bounded(counts).items():
+        lines.add_metric([backend, name], count)
+    yield lines
+    yield costs
+
+
+def bounded(counts: Mapping[tuple[str, str], int]) -> Mapping[tuple[str, str], int]:
+    """Compile lines by backend and kernel, for labels: the MAX_LABELS most frequent, and `other`.
+
+    The names are out of a log, and could be anybody's: what no kernel is called is `other` too.
+    """
+    named: Counter[tuple[str, str]] = Counter()
+    for (backend, kernel), count in Counter(counts).most_common():
+        known = _is_name(backend) and _is_name(kernel) and len(named) < MAX_LABELS
+        named[(backend, kernel) if known else ("other", "other")] += count
+    return named
+
+
+def _is_name(text: str) -> bool:
+    return text.isascii() and text.replace("_", "a").replace(".", "a").isalnum() and len(text) <= 80

@@ -120,6 +120,7 @@ class CellStatus(_Body):
     figures: tuple[GaitFigures, ...]
     log: str | None = Field(description="How far the engine's log carries it; null: none is read.")
     kernels: tuple[Kernel, ...] = Field(description="What its waves compiled, by the log.")
+    compile_s: float | None = Field(description="What those waves took longer than the baseline.")
     waves: tuple[Wave, ...]
 
 
@@ -277,6 +278,7 @@ def _cell(judged: CellVerdict, waves: tuple[Wave, ...]) -> CellStatus:
         figures=judged.figures,
         log=None if judged.log is None else judged.log.words,
         kernels=judged.kernels,
+        compile_s=judged.compile_s,
         waves=waves,
     )
 

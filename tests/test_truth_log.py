@@ -23,7 +23,7 @@ def test_with_the_log_still_nobody_is_warm_that_is_not_and_it_takes_fewer_waves(
 
 
 def test_the_drawn_logs_tell_more_and_less():
-    """From complete to none, and users write into some: a harness of good logs would prove little."""
+    """From complete to none, and users write into some: good logs alone would prove little."""
     habits = [draw_habits(seed) for seed in SEEDS]
     assert {h.verbose for h in habits} == {h.iterations for h in habits} == {False, True}
     assert any(h.forged for h in habits)

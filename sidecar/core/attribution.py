@@ -38,6 +38,13 @@ def attributed(tracks: Sequence[Track]) -> tuple[Kernel, ...]:
     return tuple(kernels[:MAX_KERNELS])
 
 
+def compile_s(tracks: Sequence[Track]) -> float | None:
+    """What the waves of one cell with a compile line cost together; None where there is none."""
+    costs = [_excess_s(e, track) for track in tracks for e in track.entries if e.compiled]
+    known = [cost_s for cost_s in costs if cost_s is not None]
+    return sum(known) if known else None
+
+
 def _names(entry: Entry) -> dict[tuple[str, str], int]:
     counts: dict[tuple[str, str], int] = {}
     for line in () if entry.wave.log is None else entry.wave.log.compiles:

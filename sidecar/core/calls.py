@@ -100,6 +100,8 @@ class CellVerdict:
     figures: tuple[GaitFigures, ...]
     kernels: tuple[Kernel, ...] = ()
     """The dearest first, the first MAX_KERNELS of them."""
+    compile_s: float | None = None
+    """What all waves with a compile line took longer than their baseline; None: there is none."""
     log: CellLog | None = None
     """None: no log is read, or nothing was sent yet."""
 

@@ -16,7 +16,15 @@ from sidecar.core.errors import ConfigError
 from sidecar.core.facts import EngineFacts
 from sidecar.core.plan import Unfit
 from sidecar.core.tally import Totals, WaveRow
-from sidecar.core.verdict import Call, CellVerdict, GaitFigures, GridVerdict, Opening, Standing
+from sidecar.core.verdict import (
+    Call,
+    CellVerdict,
+    GaitFigures,
+    GridVerdict,
+    Kernel,
+    Opening,
+    Standing,
+)
 
 FORMAT = 1
 """Of the JSON form. A reader refuses another one instead of guessing."""
@@ -124,6 +132,7 @@ def to_text(report: Report) -> str:
         _head(report),
         _table(rows(report.verdict)),
         _calls(report.verdict.cells),
+        _compiled(report.verdict.cells),
         _listed("does not fit", [f"{u.cell.id}: {u.reason}; {u.remedy}" for u in report.unfit]),
         _listed("warnings", report.warnings),
         _foot(report),
@@ -143,6 +152,7 @@ def _head(report: Report) -> str:
         (
             f"{model} on vLLM {version} at {report.url}",
             f"grid: {verdict.call} (gate {gate}{proof}; evidence {verdict.evidence}{resolution})",
+            *([] if verdict.log is None else [f"log: {verdict.log.words}"]),
             *(f"  because {reason}" for reason in (*verdict.reasons, *opening.reasons)),
         )
     )
@@ -194,6 +204,21 @@ def _seconds(value: float | None) -> str:
 def _calls(cells: Iterable[CellVerdict]) -> str:
     short = [c for c in cells if c.standing is not Standing.DONE]
     return _listed("not warm", [f"{c.cell.id}: {c.call}: {'; '.join(c.reasons)}" for c in short])
+
+
+def _compiled(cells: Iterable[CellVerdict]) -> str:
+    """What each cell compiled, by the log; what it cost is of whole waves."""
+    lines = [
+        f"{c.cell.id} ({_seconds(c.compile_s)}): {', '.join(map(_kernel, c.kernels))}"
+        for c in cells
+        if c.kernels
+    ]
+    return _listed("compiled, by the log, and how many seconds longer those waves took", lines)
+
+
+def _kernel(kernel: Kernel) -> str:
+    times = "" if kernel.lines == 1 else f" x {kernel.lines}"
+    return f"{kernel.kernel} ({kernel.backend}){times}"
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:

@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 import pytest
 
 from sidecar.core.boot import BootMark
+from sidecar.core.calls import CellLog
 from sidecar.core.cells import Cell, Endpoint, Gait, Look, Role, Variant
 from sidecar.core.errors import ConfigError
 from sidecar.core.facts import EngineFacts
+from sidecar.core.logs.evidence import Hearing
 from sidecar.core.plan import Unfit
 from sidecar.core.report import Report, from_json, rows, to_json, to_text
 from sidecar.core.results import Outcome, Result, WaveResult
@@ -20,6 +22,7 @@ from sidecar.core.verdict import (
     GaitFigures,
     GridVerdict,
     Judged,
+    Kernel,
     Opening,
     Standing,
 )
@@ -70,6 +73,8 @@ VERDICT = GridVerdict(
     reasons=("1 of 2 cells is cold",),
     resolution_s=0.1,
 )
+
+KERNELS = (Kernel("Triton", "moe", 2, 3.1), Kernel("Triton", "topk", 1, None))
 
 REPORT = Report(
     sidecar_version="0.1.0",
@@ -242,3 +247,17 @@ def test_a_wave_has_the_worst_word_that_holds(kind, word):
         *kind.get("invalid_because", ()),
         *filter(None, [kind.get("failed")]),
     }
+
+
+def test_what_compiled_stands_in_the_text_and_comes_back_from_json():
+    """By cell, with the seconds; and how far the log carries the verdict."""
+    cell = replace(VERDICT.cells[1], kernels=KERNELS, compile_s=3.1)
+    log = CellLog(Hearing.SOME_RANKS, "1 of 2 ranks seen")
+    verdict = replace(
+        VERDICT, cells=(VERDICT.cells[0], cell), log=log, evidence="log+latency+metrics"
+    )
+    report = replace(REPORT, verdict=verdict)
+    text = to_text(report)
+    assert "log: 1 of 2 ranks seen" in text
+    assert f"{COLD.id} (3.100): moe (Triton) x 2, topk (Triton)" in text
+    assert from_json(to_json(report)) == report

@@ -161,6 +161,7 @@ def test_a_cell_names_its_kernels_and_what_they_cost():
     kernels = call_of(judge, ONE).kernels
     assert [(k.kernel, k.lines) for k in kernels] == [("moe", 2), ("topk", 1)]
     assert [round(k.cost_s or 0, 3) for k in kernels] == [2.0, 0.5]
+    assert call_of(judge, ONE).compile_s == pytest.approx(2.5)
 
 
 # --- R3: steps ----------------------------------------------------------------------------------

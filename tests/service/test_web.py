@@ -8,13 +8,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sidecar import __version__
 from sidecar.core.boot import BootMark
+from sidecar.core.calls import CellLog
 from sidecar.core.cells import Gait
 from sidecar.core.gate import Snapshot, State
+from sidecar.core.logs.evidence import Hearing
 from sidecar.core.passes import Progress
 from sidecar.core.results import Outcome
 from sidecar.core.tally import Totals, WaveOutcome, WaveRow
+from sidecar.exposition import MAX_LABELS, bounded
 from sidecar.web import create_app
-from tests.core.test_report import COLD, REPORT, VERDICT
+from tests.core.test_report import COLD, KERNELS, REPORT, VERDICT
 
 NOTHING = Snapshot(url="http://vllm:8000", state=State.WAITING, since=1_700_000_000.25)
 
@@ -225,3 +228,59 @@ async def test_what_is_not_there_has_no_sample():
     assert not any(key[0] in ("warmup_cells", "warmup_first_token_seconds") for key in values)
     assert ("warmup_duration_seconds",) not in values
     assert values[("warmup_ready",)] == 0
+
+
+HEARD = replace(
+    WARMING,
+    verdict=replace(
+        VERDICT,
+        cells=(VERDICT.cells[0], replace(VERDICT.cells[1], kernels=KERNELS, compile_s=3.1)),
+        log=CellLog(Hearing.ONCE_ONLY, "once-only: no --jit-monitor-verbose"),
+        evidence="log+latency+metrics",
+    ),
+)
+
+
+async def test_status_tells_what_each_cell_compiled():
+    """Kernels and seconds by cell, and how far the log carries the verdict."""
+    async with client(HEARD) as http:
+        body = (await http.get("/status")).json()
+    assert (body["evidence"], body["log"]) == (
+        "log+latency+metrics",
+        "once-only: no --jit-monitor-verbose",
+    )
+    cold = body["cells"][1]
+    assert cold["compile_s"] == 3.1
+    assert cold["kernels"][0] == {"backend": "Triton", "kernel": "moe", "lines": 2, "cost_s": 3.1}
+
+
+async def test_metrics_tell_what_compiled():
+    """Lines by kernel, seconds by cell, the hearing; nothing of it where no log is read."""
+    values = await samples(HEARD)
+    assert values["warmup_jit_compiles", ("backend", "Triton"), ("kernel", "moe")] == 2
+    assert values["warmup_jit_compile_seconds", ("cell", COLD.id)] == 3.1
+    assert values["warmup_log_evidence", ("hearing", "once-only")] == 1
+    assert values["warmup_log_evidence", ("hearing", "complete")] == 0
+    assert not any("jit" in key[0] or "log_" in key[0] for key in await samples(WARMING))
+
+
+async def test_metrics_warn_of_the_costly_settings():
+    """CUDA graphs off, and a KV cache whose size was given."""
+    name = "warmup_engine_costly_setting"
+    for facts, off, given in (
+        (REPORT.facts, 0, 0),
+        (replace(REPORT.facts, cudagraphs_off=True, kv_cache_memory_bytes=1 << 30), 1, 1),
+    ):
+        values = await samples(replace(WARMING, engine=facts))
+        assert values[name, ("setting", "cudagraphs_off")] == off
+        assert values[name, ("setting", "kv_cache_memory_bytes")] == given
+
+
+def test_labels_from_a_log_are_bounded():
+    """The most frequent kernels; what no kernel is called, and all beyond, are counted together."""
+    counts = {("Triton", f"k{n}"): n + 1 for n in range(2 * MAX_LABELS)}
+    named = bounded({**counts, ("Triton", 'x"}\n evil'): 10_000})
+    assert len(named) == MAX_LABELS
+    assert sum(named.values()) == sum(counts.values()) + 10_000
+    assert named["Triton", f"k{2 * MAX_LABELS - 1}"] == 2 * MAX_LABELS
+    assert named["other", "other"] > 10_000
