@@ -1,7 +1,7 @@
 """Engines for the truth harness: what is cold in them, how they time, who else uses them."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sidecar.core.cells import Cell, Endpoint, Role, Variant
 from sidecar.core.facts import EngineFacts
@@ -65,7 +65,9 @@ class Case:
 def draw(seed: int, rules: tuple[Rule, ...] = ()) -> Case:
     """The engine of this seed. With `rules`, those are cold, and nothing else is."""
     dice = random.Random(f"case {seed}")
-    config = _config(dice)
+    # On dice of its own: it came later, and the other draws of a seed are to stay what they were.
+    ahead = random.Random(f"executor {seed}").random() < 0.5
+    config = replace(_config(dice), launches_ahead=ahead)
     shapes = _shapes(dice, config)
     known = dice.random() < 0.6
     facts = EngineFacts(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sidecar.core.attribution import attributed, heard, named
+from sidecar.core.attribution import attributed, compile_s, heard, named
 from sidecar.core.calls import Call, CellVerdict, GaitFigures, Standing
 from sidecar.core.cells import Cell, Role
 from sidecar.core.facts import EngineFacts
@@ -91,7 +91,7 @@ def _cold(track: Track) -> str:
     entry = next(e for e in reversed(track.entries) if e.at == reading.loud_at)
     if entry.compiled:
         return f"its last wave compiled {', '.join(named(entry.wave))}, says the log"
-    f_s, f_base_s = entry.f_s or 0.0, reading.f_base_s or 0.0
+    f_s, f_base_s = track.told_f_s(entry) or 0.0, reading.f_base_s or 0.0
     g_s, g_base_s = entry.g_s, reading.g_base_s or 0.0
     f_tau_s, g_tau_s = track.tolerances_s() or (1.0, 1.0)
     if (f_s - f_base_s) / f_tau_s >= (g_s - g_base_s) / g_tau_s:
@@ -179,8 +179,8 @@ def _verdict(
     standing: Standing,
     reasons: tuple[str, ...],
 ) -> CellVerdict:
-    tolerances = [tau_s for t in tracks for tau_s in t.tolerances_s() or ()]
-    resolution_s = max(tolerances, default=None) if cell.role is Role.GRID else None
+    resolutions = [r for r in (t.resolution_s() for t in tracks) if r is not None]
+    resolution_s = max(resolutions, default=None) if cell.role is Role.GRID else None
     figures = tuple(_figures(track) for track in tracks)
     return CellVerdict(
         cell,
@@ -190,6 +190,7 @@ def _verdict(
         resolution_s,
         figures,
         kernels=attributed(tracks),
+        compile_s=compile_s(tracks),
         log=heard(tracks) if cell.role is Role.GRID else None,
     )
 
@@ -201,9 +202,9 @@ def _figures(track: Track) -> GaitFigures:
         gait=track.look.gait,
         waves=len(track.entries),
         valid=reading.looks,
-        first_f_s=timed[0].f_s if timed else None,
+        first_f_s=track.told_f_s(timed[0]) if timed else None,
         baseline_f_s=reading.f_base_s,
-        last_f_s=timed[-1].f_s if timed else None,
+        last_f_s=track.told_f_s(timed[-1]) if timed else None,
         first_g_s=timed[0].g_s if timed else None,
         baseline_g_s=reading.g_base_s,
         last_g_s=timed[-1].g_s if timed else None,

@@ -2,7 +2,9 @@
 
 F is the slowest first token. Of a led wave it counts from the release. Of a held wave it counts
 from the plug's end, because the time before that belongs to the plug: it would make the baseline,
-and with it τ, larger than what the cell's own step costs.
+and with it τ, larger than what the cell's own step costs. Where the plug's token came later than
+the plug can explain, F counts from where it should have come (`plugs.py`), and is held against a τ
+that has the plug's time in it, because the plug's noise is in F then.
 
 G is the worst gap that *began* with or after the wave's last first token. A gap that only ended
 after it holds the prefill of the last request, or not, as the events of that one step happen to be
@@ -17,6 +19,7 @@ from itertools import pairwise
 from sidecar.core.cells import Converge, Gait, Look
 from sidecar.core.logs.evidence import Hearing
 from sidecar.core.plan import Plan
+from sidecar.core.plugs import Plugs
 from sidecar.core.results import WaveResult
 from sidecar.core.shown import Miss, miss
 
@@ -80,11 +83,20 @@ class Entry:
     missed: Miss | None
 
     f_s: float | None = field(init=False)
+    """From the plug's own token, where there was one."""
     g_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.f_s = first_token_s(self.wave)
         self.g_s = worst_gap_s(self.wave)
+
+    def delay_s(self, plugs: Plugs) -> float:
+        """How much later the plug's token came than such a plug takes at best."""
+        least_s = plugs.least_s(self.wave)
+        if least_s is None or self.wave.plug is None or self.wave.plug.first_s is None:
+            return 0.0
+        ended_s = self.wave.plug.first_s
+        return max(0.0, ended_s) - max(0.0, ended_s - (self.wave.plug.ttft_s or 0.0) + least_s)
 
     @property
     def compiled(self) -> bool:
@@ -134,9 +146,10 @@ class Reading:
 class Track:
     """All waves of one look on this boot."""
 
-    def __init__(self, look: Look, plan: Plan, converge: Converge) -> None:
+    def __init__(self, look: Look, plan: Plan, converge: Converge, plugs: Plugs) -> None:
         self.look = look
         self.entries: list[Entry] = []
+        self._plugs = plugs
         self._plan = plan
         self._converge = converge
         self._reading: Reading | None = None
@@ -144,6 +157,10 @@ class Track:
 
     def add(self, entry: Entry) -> None:
         self.entries.append(entry)
+        self._reading = None
+
+    def rejudge_plugs(self) -> None:
+        """A plug's least time fell: a delay that had none to be told by may be one now."""
         self._reading = None
 
     def begin_round(self) -> None:
@@ -210,6 +227,27 @@ class Track:
         reading = self.reading()
         wanted = 1 if reading.is_heard else QUIET_WAVES
         return reading.looks >= VALID_WAVES and reading.quiet_run >= wanted
+
+    def _delay_s(self, entry: Entry, f_base_s: float) -> float:
+        """By how much the plug's token came too late, if by more than its noise; else 0."""
+        delay_s = entry.delay_s(self._plugs)
+        plug_s = self._plugs.least_s(entry.wave) or 0.0
+        return delay_s if delay_s > self._converge.tolerance_s(f_base_s + plug_s) else 0.0
+
+    def told_f_s(self, entry: Entry) -> float | None:
+        """F for people: with what held up the plug's token."""
+        if entry.f_s is None:
+            return None
+        return entry.f_s + self._delay_s(entry, self.reading().f_base_s or 0.0)
+
+    def resolution_s(self) -> float | None:
+        """R7: a cost below it would not be seen in this gait; None before the first wave."""
+        taus_s = self.tolerances_s()
+        if taus_s is None:
+            return None
+        plug_s = max((self._plugs.least_s(e.wave) or 0.0 for e in self.entries), default=0.0)
+        f_base_s = self.reading().f_base_s or 0.0
+        return max(*taus_s, self._converge.tolerance_s(f_base_s + plug_s))
 
     def tolerances_s(self) -> tuple[float, float] | None:
         """τ of F and of G; None before the first wave."""
@@ -289,6 +327,7 @@ class Track:
             excess_s = figure_s - base_s
             loud = loud or excess_s > self._converge.tolerance_s(base_s)
             event = event or excess_s > max(EVENT_FLOOR_S, EVENT_FACTOR * base_s)
+        loud = loud or self._delay_s(entry, f_base_s) > 0
         return (loud if entry.counts else event), event
 
 

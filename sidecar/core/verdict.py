@@ -32,6 +32,7 @@ from sidecar.core.failures import failure
 from sidecar.core.logs.evidence import Hearing
 from sidecar.core.pacing import WarmTtft
 from sidecar.core.plan import Plan
+from sidecar.core.plugs import Plugs
 from sidecar.core.results import WaveResult
 from sidecar.core.ruling import FOREIGN_WAVES, Grid, is_quiet, rule
 from sidecar.core.shown import miss
@@ -75,16 +76,16 @@ class Judge:
     def __init__(self, plan: Plan, facts: EngineFacts, converge: Converge) -> None:
         self._plan = plan
         self._facts = facts
+        self._plugs = Plugs()
         once = (c for c in (plan.first, plan.heaviest) if c is not None)
         self._cases = tuple(
-            _Case(cell, tuple(Track(look, plan, converge) for look in looks_of(cell)))
+            _Case(cell, tuple(Track(look, plan, converge, self._plugs) for look in looks_of(cell)))
             for cell in (*once, *plan.cells)
         )
         self._places = {
             track.look: _Place(case, track) for case in self._cases for track in case.tracks
         }
         self._warm_ttft = WarmTtft()
-        self._plugs: dict[int, list[tuple[int, float]]] = {}
         self._waves = 0
         self._foreign_streak = 0
         self._refused_streak = 0
@@ -168,8 +169,9 @@ class Judge:
             self._compiled_before = entry.at
         if case.succeeded_at is None and case.cell.role is not Role.GRID and is_success(wave):
             case.succeeded_at = entry.at
-        if wave.plug is not None and wave.plug.ttft_s is not None and wave.plug.prompt_tokens:
-            self._plugs.setdefault(wave.plug.prompt_tokens, []).append((entry.at, wave.plug.ttft_s))
+        if self._plugs.feed(entry.at, wave):
+            for track in self._tracks():
+                track.rejudge_plugs()
 
     def _rejudge_shown(self, like: Cell, warm_ttft_s: float | None) -> None:
         for case in self._cases:
@@ -209,12 +211,8 @@ class Judge:
         for track in self._tracks():
             reading = track.reading()
             at = max(at, reading.event_at, reading.first_at)
-        at = max(at, self._compiled_before - 1)
-        for runs in self._plugs.values():
-            base_s = min(ttft_s for _, ttft_s in runs)
-            limit_s = base_s + max(EVENT_FLOOR_S, EVENT_FACTOR * base_s)
-            at = max([at, *(index for index, ttft_s in runs if ttft_s > limit_s)])
-        return at
+        plugs_at = self._plugs.last_excess_at(EVENT_FLOOR_S, EVENT_FACTOR)
+        return max(at, self._compiled_before - 1, plugs_at)
 
     def verdict(self) -> GridVerdict:
         """The verdict as of now; earlier waves are re-judged against today's baselines."""

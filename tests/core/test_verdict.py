@@ -1,6 +1,8 @@
 """The rules of the verdict, each by itself (R2, R5-R10)."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,11 +12,12 @@ from sidecar.core.metrics import CounterDelta
 from sidecar.core.plan import Plan
 from sidecar.core.results import Outcome, Result
 from sidecar.core.verdict import Call, Judge, Standing, opening
-from tests.core.waves import cell, counters, held, led, result, wave
+from tests.core.waves import cell, counters, held, led, recorded, result, wave
 
 ONE, FOUR = cell(1), cell(4)
 FIRST = Cell(1, 4096, 1, role=Role.HIGH_WATER)
 HEAVY = Cell(1, 8000, 8, role=Role.HEAVIEST)
+GOLDEN_HELD = json.loads(Path("tests/data/waves/held-vllm-0.26.0-h200.json").read_text())
 
 
 def judge_of(*cells: Cell, facts: EngineFacts | None = None, **more) -> Judge:
@@ -123,15 +126,45 @@ def test_the_first_wave_of_a_batch_asks_every_cell_once_more():
     assert "since another cell paid" in told(judge, ONE).reasons[0]
 
 
-def test_a_slow_plug_asks_every_cell_once_more():
-    """What the plug pays counts for the grid, and not for the cell that was held behind it."""
+def test_a_slow_plug_is_the_waves_own_cost_and_asks_every_cell_once_more():
+    """The wave's compile can come before the plug's token: what delays that is the wave's."""
     judge = judge_of(FOUR, ONE)
     judge.feed(held(FOUR))
     judge.feed(led(FOUR))
     run(judge, ONE, 0, 0)
     judge.feed(held(FOUR, plug_s=5.0))
-    assert told(judge, FOUR).standing is Standing.UNPROVEN
+    verdict = told(judge, FOUR)
+    assert verdict.standing is Standing.COLD
+    assert "took 4.830 s to the last first token, 0.030 s at best" in verdict.reasons[0]
     assert ONE in [look.cell for look in judge.lacks()]
+    judge.feed(held(FOUR))
+    assert told(judge, FOUR).standing is Standing.UNPROVEN
+
+
+def test_a_plugs_noise_is_not_loud():
+    """A plug within its own tolerance of the fastest one tells nothing; R7's resolution says so."""
+    judge = judge_of(FOUR)
+    for plug_s in (0.5, 0.9, 0.6):
+        judge.feed(held(FOUR, plug_s=plug_s))
+        judge.feed(led(FOUR))
+    verdict = told(judge, FOUR)
+    assert verdict.call is Call.WARM
+    assert verdict.resolution_s == pytest.approx(0.54)
+
+
+@pytest.mark.parametrize("executor", GOLDEN_HELD)
+def test_a_compile_behind_a_plug_is_seen_wherever_it_lands(executor):
+    """Three ways to run vLLM 0.26.0 on an H200: in one the compile delays the plug's own token."""
+    of = Cell(3, 171, 9, gaits=(Gait.HELD,))
+    judge = judge_of(of)
+    first, second, third = (recorded(of, row) for row in GOLDEN_HELD[executor])
+    judge.feed(first)
+    judge.feed(second)
+    assert judge.lacks()  # the first was loud
+    judge.feed(third)
+    figures = told(judge, of).figures[0]
+    assert figures.first_f_s > 0.9
+    assert figures.last_f_s < 0.05
 
 
 def test_figures_and_resolution():

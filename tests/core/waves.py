@@ -1,6 +1,7 @@
 """Waves as an engine of plain steps would answer them, for the tests of verdict and pacing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sidecar.core.cells import Cell, Gait, Look
 from sidecar.core.metrics import CounterDelta
@@ -91,6 +92,20 @@ def held(
     return wave(
         cell, Gait.HELD, results, at_s=at_s, plug=plug, delta=delta or counters(cell, plug_tokens)
     )
+
+
+def recorded(cell: Cell, row: Mapping[str, Any]) -> WaveResult:
+    """A held wave of a real server: a row of a file of tests/data/waves."""
+    results = [
+        result(first, cell=cell, token_s=(first, *(second + STEP_S * i for i in range(8))))
+        for first, second in zip(row["firsts"], row["seconds"], strict=True)
+    ]
+    plug = row["plug"]
+    plug_result = Result(
+        Outcome.OK, plug["sent"], (plug["first"],), plug["tokens"], 1, None, "length", 200
+    )
+    delta = counters(cell, plug["tokens"])
+    return wave(cell, Gait.HELD, results, plug=plug_result, delta=delta)
 
 
 def wave(

@@ -1,0 +1,46 @@
+"""What a held wave's plug takes by itself, told from all plugs of the boot.
+
+A held wave's F counts from the plug's end, but the plug's first token is no sure sign of it. With
+asynchronous scheduling and the in-process executor, vLLM's default on one GPU, the wave's own step
+is launched, and its kernels compiled, before the plug's token is handed out: on vLLM 0.26.0 on an
+H200 a compile of 0.95 s for 3 x 171 tokens came before the plug's first token, and the wave's
+followed 2 ms later. So F counts from where the plug ended or should have ended, whichever is
+earlier.
+"""
+
+from sidecar.core.results import WaveResult
+
+
+class Plugs:
+    """The least time from a plug's body to its first token, by the plug's length."""
+
+    def __init__(self) -> None:
+        self._runs: dict[int, list[tuple[int, float]]] = {}
+        self._least_s: dict[int, float] = {}
+
+    def feed(self, at: int, wave: WaveResult) -> bool:
+        """Remember the plug of wave number `at`, if it had one; whether a least time fell."""
+        plug = wave.plug
+        if plug is None or plug.ttft_s is None or not plug.prompt_tokens:
+            return False
+        self._runs.setdefault(plug.prompt_tokens, []).append((at, plug.ttft_s))
+        least_s = self._least_s.get(plug.prompt_tokens)
+        if least_s is not None and least_s <= plug.ttft_s:
+            return False
+        self._least_s[plug.prompt_tokens] = plug.ttft_s
+        return True
+
+    def least_s(self, wave: WaveResult) -> float | None:
+        """Of plugs as long as this wave's; None where it had none, or it gave no token."""
+        if wave.plug is None or wave.plug.ttft_s is None or not wave.plug.prompt_tokens:
+            return None
+        return self._least_s.get(wave.plug.prompt_tokens, wave.plug.ttft_s)
+
+    def last_excess_at(self, floor_s: float, factor: float) -> int:
+        """The last wave whose plug took more than max(floor, factor x least) above it; -1: none."""
+        at = -1
+        for tokens, runs in self._runs.items():
+            least_s = self._least_s[tokens]
+            limit_s = least_s + max(floor_s, factor * least_s)
+            at = max([at, *(index for index, ttft_s in runs if ttft_s > limit_s)])
+        return at
