@@ -110,6 +110,14 @@ def test_ramp_steps_by_what_one_decode_step_may_bring() -> None:
     assert cell.output_tokens_of(15) == cell.output_tokens + 60
 
 
+def test_a_ramp_is_held_and_never_led() -> None:
+    """Its many short prompts don't arrive within one short step of a lead; without B it can't be
+    held either, and is led."""
+    ramp = "{concurrency: 16, prompt_tokens: 16, ramp: true}"
+    assert plan_of(ramp).cells[0].gaits == (Gait.HELD,)
+    assert plan_of(ramp, max_num_batched_tokens=128).cells[0].gaits == (Gait.LED,)
+
+
 @pytest.mark.parametrize(
     ("cell", "facts", "reason", "remedy"),
     [
