@@ -132,20 +132,20 @@ class Evidence:
         Only streams in which a fence shows are the log of this engine; the others tell nothing.
         """
         self._hopeless = 0
-        self._earlier.clear()
-        self._streams = {k: s for k, s in self._streams.items() if not s.has_ended}
         for stream in self._streams.values():
             stream.is_engines = False
         self._fence = self._nonce()
         await send(fence_target(self._fence))
         await self._until(self._is_fenced, FENCE_WAIT_S)
         self._fence = None
+        self._streams = {k: s for k, s in self._streams.items() if not s.has_ended}
         facts = StartFacts()
         for stream in self._streams.values():
             stream.adopt()
             if stream.is_engines:
                 facts = facts.with_(stream.facts)
         self._listening = _listening(facts, self._streams.values())
+        self._earlier.clear()
         return facts
 
     async def begin(self, send: Send, expected: tuple[Expected, ...]) -> "Wave":

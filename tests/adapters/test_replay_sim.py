@@ -1,14 +1,19 @@
 """Waves against the simulated engine, whose own books say what they were."""
 
+import asyncio
 import io
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from sidecar.adapters.engine import Engine
+from sidecar.adapters.evidence import Evidence
+from sidecar.adapters.logs.file import FileLog
 from sidecar.adapters.replay import Replay
 from sidecar.core.cells import Cell, Endpoint, Gait, Look, Variant
 from sidecar.core.facts import EngineFacts
+from sidecar.core.logsource import FileSpec
 from sidecar.core.pacing import Pace
 from sidecar.core.results import Outcome, WaveResult
 from sidecar.simulator.faults import Knobs
@@ -105,3 +110,28 @@ async def test_drafts_are_accepted_where_the_engine_speculates() -> None:
             assert {r.prompt_tokens for r in wave.results} == {tokens}
             assert wave.counters is not None
             assert (wave.counters.accepted_tokens or 0) > 0
+
+
+async def test_a_wave_and_its_plug_are_found_in_the_log(tmp_path: Path) -> None:
+    """By both endpoints: whole windows, all access lines accounted for, the batch in its steps."""
+    path = tmp_path / "vllm.log"
+    profile = replace(FAST, log_iterations=True, jit_monitor_verbose=True)
+    with path.open("a") as written:
+        async with simulator(profile, log=written) as sim:
+            engine = Engine(sim.url)
+            evidence = Evidence([("file", FileLog(FileSpec(str(path))))])
+            reading = asyncio.create_task(evidence.run())
+            facts = await engine.learn()
+            assert (await evidence.adopt(engine.touch)).max_num_batched_tokens == 2048
+            pacer = FixedPacer(Pace(plug_tokens=2048, wave_after_s=0.01))
+            replay = Replay(engine, facts, pacer, "n", evidence=evidence)
+            for variant in (Variant("c"), Variant("chat", Endpoint.CHAT, THINKING)):
+                wave = await replay.run(Look(Cell(4, 350, 4, variant), Gait.HELD))
+                assert wave.log is not None
+                assert (wave.log.words, wave.log.foreign) == ("complete", 0)
+                shapes = [(s.context_requests, s.context_tokens) for s in wave.log.steps]
+                assert (1, 2048) in shapes
+                assert (4, 1400) in shapes
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            await engine.aclose()

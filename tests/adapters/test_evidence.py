@@ -1,0 +1,272 @@
+"""The log beside the waves: windows by fence, start lines adopted, and what proves nothing."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from sidecar.adapters import evidence as module
+from sidecar.adapters.evidence import Evidence, Seen
+from sidecar.core.logitems import Began, Counts, Ended, Gap, Line
+from sidecar.core.logs.events import Compile
+from sidecar.core.logs.evidence import Hearing
+from sidecar.core.logs.window import Completeness, Expected
+
+COMPILE = (
+    "(EngineCore pid=2) WARNING 11-29 17:14:24 [jit_monitor.py:132] Triton kernel JIT compilation "
+    "during inference: {}. This causes a latency spike; consider extending warmup to cover this "
+    "shape/config."
+)
+ACTIVATED = (
+    "(EngineCore pid=2) INFO 11-29 17:14:20 [jit_monitor.py:79] Kernel JIT monitor activated; "
+    "monitored JIT compilations during inference will use mode=warn."
+)
+ARGUMENTS = (
+    "(APIServer pid=1) INFO 11-29 17:14:10 [api_utils.py:286] non-default args: "
+    "{'max_num_batched_tokens': %d, 'jit_monitor_verbose': %s}"
+)
+CONFIG = (
+    "(EngineCore pid=2) INFO 11-29 17:14:12 [core.py:133] Initializing a V1 LLM engine (v0.32.0) "
+    "with config: model='tiny', max_seq_len=2048, tensor_parallel_size=1, "
+    "pipeline_parallel_size=1, data_parallel_size=1, enforce_eager=False"
+)
+START = (ARGUMENTS % (512, True), CONFIG, ACTIVATED, "INFO:     Application startup complete.")
+POST = 'INFO:     10.0.0.1:5 - "POST /v1/completions HTTP/1.1" 200 OK'
+EXPECTED = (Expected("/v1/completions", 1),)
+
+
+class Tape:
+    """A source that a test writes; the engine that writes fences into it."""
+
+    def __init__(self, *, lossy: bool = False, origin: str | None = None) -> None:
+        self._items: asyncio.Queue = asyncio.Queue()
+        self.is_lossy = lossy
+        self.trouble: str | None = None
+        self.counts = Counts()
+        self.origin = origin
+        self.writes_fences = True
+
+    async def lines(self):
+        while True:
+            yield await self._items.get()
+
+    def write(self, *texts: str, old: bool = False, origin: str | None = None) -> None:
+        for text in texts:
+            self.put(Line(text, time.monotonic(), origin or self.origin, old))
+
+    def put(self, item) -> None:
+        self._items.put_nowait(item)
+
+    async def touch(self, path: str) -> None:
+        if self.writes_fences:
+            self.write(f'INFO:     10.0.0.1:5 - "GET {path} HTTP/1.1" 200 OK')
+
+
+@asynccontextmanager
+async def reading(*tapes: Tape, **options) -> AsyncIterator[Evidence]:
+    evidence = Evidence([(f"tape-{n}", tape) for n, tape in enumerate(tapes)], **options)
+    task = asyncio.create_task(evidence.run())
+    try:
+        yield evidence
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fences that never come are waited for in full."""
+    monkeypatch.setattr(module, "FENCE_WAIT_S", 0.1)
+    monkeypatch.setattr(module, "_HOPELESS_WAIT_S", 0.05)
+
+
+async def wave_of(evidence: Evidence, tape: Tape, *during: str):
+    wave = await evidence.begin(tape.touch, EXPECTED)
+    tape.write(POST, *during)
+    return await wave.end()
+
+
+async def test_what_stands_between_the_fences_is_the_waves() -> None:
+    """A compile inside is loud, one before is nobody's; the rest is silence that counts."""
+    tape = Tape()
+    async with reading(tape) as evidence:
+        tape.write(*START)
+        facts = await evidence.adopt(tape.touch)
+        assert (facts.max_num_batched_tokens, facts.ranks) == (512, 1)
+        tape.write(COMPILE.format("before"))
+        told = await wave_of(evidence, tape, COMPILE.format("inside"), "a prompt of a user")
+        assert [c.kernel for c in told.compiles] == ["inside"]
+        assert [c.kernel for c in told.earlier] == ["before"]
+        assert told.hearing is Hearing.COMPLETE
+        quiet = await wave_of(evidence, tape)
+        assert (quiet.compiles, quiet.earlier, quiet.words) == ((), (), "complete")
+
+
+async def test_without_its_nonce_a_log_proves_nothing() -> None:
+    """Start lines, monitors and silence of a log in which no fence shows: it may be any log."""
+    tape = Tape()
+    tape.writes_fences = False
+    async with reading(tape) as evidence:
+        tape.write(*START)
+        facts = await evidence.adopt(tape.touch)
+        assert facts.max_num_batched_tokens is None
+        told = await wave_of(evidence, tape, 'INFO: 1.2.3.4:5 - "GET /version?warmup_fence=f0" 200')
+        assert told.completeness is Completeness.NONE
+        assert "no fence was seen" in told.words
+        loud = await wave_of(evidence, tape, COMPILE.format("inside"))
+        assert [c.kernel for c in loud.compiles] == ["inside"]
+
+
+async def test_a_fence_that_never_comes_is_waited_for_a_few_times_only() -> None:
+    """A wrong log must not make every wave longer."""
+    tape = Tape()
+    tape.writes_fences = False
+    async with reading(tape) as evidence:
+        await evidence.adopt(tape.touch)
+        for _ in range(4):
+            await wave_of(evidence, tape)
+        began_s = time.monotonic()
+        for _ in range(20):
+            await wave_of(evidence, tape)
+        assert time.monotonic() - began_s < 0.5
+
+
+async def test_start_lines_written_while_it_serves_are_believed_by_nobody() -> None:
+    """A user promises more monitors and a verbose one: what was adopted at the start stands."""
+    tape = Tape()
+    async with reading(tape) as evidence:
+        tape.write(ARGUMENTS % (512, False), *START[1:])
+        await evidence.adopt(tape.touch)
+        tape.write(POST, ARGUMENTS % (64, True), ACTIVATED)
+        told = await wave_of(evidence, tape)
+        assert told.hearing is Hearing.ONCE_ONLY
+        inside = await wave_of(evidence, tape, *START)
+        assert inside.hearing is Hearing.PARTIAL
+        assert "started anew" in inside.words
+
+
+async def test_start_lines_in_history_after_answers_are_doubtful() -> None:
+    """Nobody saw that restart: facts are taken, one quiet wave is not enough."""
+    tape = Tape()
+    async with reading(tape) as evidence:
+        tape.write(*START, POST, *START, old=True)
+        facts = await evidence.adopt(tape.touch)
+        assert facts.max_num_batched_tokens == 512
+        told = await wave_of(evidence, tape)
+        assert told.hearing is Hearing.ONCE_ONLY
+        assert "users, who may have written them" in told.words
+
+
+async def test_a_new_boot_is_known_by_its_own_start_lines() -> None:
+    """What the life before had promised is forgotten, and so are containers that are gone."""
+    tape = Tape(origin="a")
+    async with reading(tape) as evidence:
+        tape.put(Began(0.0, "a"))
+        tape.write(*START)
+        await evidence.adopt(tape.touch)
+        tape.put(Ended(0.0, "a", "it was removed"))
+        tape.origin = "b"
+        tape.put(Began(0.0, "b"))
+        tape.write(ARGUMENTS % (1024, False), CONFIG, ACTIVATED.replace("pid=2", "pid=3"))
+        facts = await evidence.adopt(tape.touch)
+        assert facts.max_num_batched_tokens == 1024
+        told = await wave_of(evidence, tape)
+        assert (told.listening.monitors, told.hearing) == (1, Hearing.ONCE_ONLY)
+
+
+@pytest.mark.parametrize(
+    ("item", "hearing"),
+    [
+        (Gap(0.0, "it was gone", seconds=3.2), Hearing.PARTIAL),
+        (Gap(0.0, "it was gone", lost_bytes=0), Hearing.COMPLETE),
+        (Ended(0.0, "a", "it was restarted"), Hearing.PARTIAL),
+        (Began(0.0, "a", why="a sender connected"), Hearing.PARTIAL),
+        (Began(0.0, "b", why="a sender connected"), Hearing.COMPLETE),
+    ],
+)
+async def test_a_break_in_the_wave_is_no_silence(item, hearing) -> None:
+    """Unless nothing was lost, or it is another sender's."""
+    tape = Tape(origin="a")
+    async with reading(tape) as evidence:
+        tape.write(*START)
+        await evidence.adopt(tape.touch)
+        wave = await evidence.begin(tape.touch, EXPECTED)
+        tape.put(item)
+        tape.write(POST)
+        assert (await wave.end()).hearing is hearing
+
+
+async def test_a_lossy_source_is_never_silent() -> None:
+    """Both fences came, and still something may be missing between them."""
+    tape = Tape(lossy=True)
+    async with reading(tape) as evidence:
+        tape.write(*START)
+        await evidence.adopt(tape.touch)
+        assert (await wave_of(evidence, tape)).hearing is Hearing.NONE
+
+
+async def test_two_nodes_are_one_engine_whose_second_log_has_no_fence() -> None:
+    """Rank 1 listens, and its lines are loud; but nothing says when its silence is whole."""
+    first, second = Tape(), Tape()
+    async with reading(first, second) as evidence:
+        two = CONFIG.replace("tensor_parallel_size=1", "tensor_parallel_size=2")
+        first.write(START[0], two, ACTIVATED)
+        second.write(START[0], two, ACTIVATED.replace("EngineCore pid=2", "Worker_TP1 pid=9"))
+        await evidence.adopt(first.touch)
+        told = await wave_of(evidence, first)
+        assert (told.listening.monitors, told.listening.ranks) == (2, 2)
+        assert told.hearing is Hearing.PARTIAL
+        wave = await evidence.begin(first.touch, EXPECTED)
+        second.write(COMPILE.format("there"))
+        first.write(POST)
+        assert [c.kernel for c in (await wave.end()).compiles] == ["there"]
+
+
+async def test_who_listens_hears_what_happens_and_not_what_happened() -> None:
+    """In order, each with whether a wave of ours was running; history is no news."""
+    heard: list[Seen] = []
+    tape = Tape()
+    async with reading(tape, on_seen=heard.append) as evidence:
+        tape.write(*START, COMPILE.format("old"), old=True)
+        await evidence.adopt(tape.touch)
+        await wave_of(evidence, tape, COMPILE.format("ours"))
+        tape.put(Gap(0.0, "it was gone", seconds=1.0))
+        tape.write(COMPILE.format("escape"), "secret words of a user")
+        await evidence.adopt(tape.touch)
+    told = [(s.what.kernel if isinstance(s.what, Compile) else "gap", s.in_wave) for s in heard]
+    assert told == [("ours", True), ("gap", False), ("escape", False)]
+    assert list(evidence.recent) == heard
+    assert "secret" not in repr(evidence.recent)
+
+
+async def test_a_wave_that_is_cut_off_leaves_nothing_behind() -> None:
+    """The next one has windows of its own."""
+    tape = Tape()
+    async with reading(tape) as evidence:
+        tape.write(*START)
+        await evidence.adopt(tape.touch)
+        (await evidence.begin(tape.touch, EXPECTED)).drop()
+        told = await wave_of(evidence, tape)
+        assert (told.words, told.foreign) == ("complete", 0)
+
+
+async def test_senders_beyond_the_bound_are_counted() -> None:
+    """Whoever may send could invent tags without end."""
+    tape = Tape()
+    async with reading(tape) as evidence:
+        for n in range(module.MAX_STREAMS + 10):
+            tape.write(POST, origin=f"tag-{n}")
+        await evidence.adopt(tape.touch)
+        assert evidence.unread == 11  # the fence's own line too
+
+
+async def test_a_source_in_trouble_is_warned_of() -> None:
+    """By its name, as long as it lasts."""
+    tape = Tape()
+    tape.trouble = "/logs/vllm.log is not there yet"
+    evidence = Evidence([("file:///logs/vllm.log", tape)])
+    assert evidence.warnings == ("log file:///logs/vllm.log: /logs/vllm.log is not there yet",)
+    tape.trouble = None
+    assert evidence.warnings == ()

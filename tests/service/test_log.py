@@ -1,0 +1,158 @@
+"""A whole sidecar that reads its engine's log."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from sidecar import wiring
+from sidecar.adapters import evidence
+from sidecar.core.errors import ExitCode
+from sidecar.core.shapes import parse
+from sidecar.simulator.rulesfile import parse_rules
+from sidecar.simulator.server import simulator
+from tests.service.running import PROFILE, QUICK, SHAPES, serving, settings
+
+LOGGED = parse_rules("- {name: moe_kernel, key: [tokens_pow2], cost_s: 0.5, logged: true}", "test")
+VERBOSE = replace(
+    PROFILE, jit_monitor_verbose=True, log_iterations=True, dev_mode=False, rules=LOGGED
+)
+
+
+class Written(io.StringIO):
+    """The simulator's log as a file that another process writes."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, text: str) -> int:
+        return self._file.write(text)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    """Fences that never come are waited for in full."""
+    monkeypatch.setattr(evidence, "FENCE_WAIT_S", 0.6)
+    monkeypatch.setattr(evidence, "_HOPELESS_WAIT_S", 0.05)
+
+
+async def status(sidecar) -> dict:
+    return (await sidecar.client.get("/status")).json()
+
+
+async def once(url, log, **changes):
+    return await wiring.once(
+        settings(url, log=log, **changes), parse(SHAPES, "shapes.yaml"), rhythm=QUICK
+    )
+
+
+async def test_every_compile_line_is_tied_to_its_cell(tmp_path):
+    """Complete windows, the kernel and its seconds at the cell, limits out of the start lines."""
+    path = tmp_path / "vllm.log"
+    async with (
+        simulator(VERBOSE, log=Written(path)) as sim,
+        serving(sim.url, log=f"file://{path}") as sidecar,
+    ):
+        await sidecar.until_ready()
+        body = await status(sidecar)
+        metrics = (await sidecar.client.get("/metrics")).text
+    assert (body["evidence"], body["log"]) == ("log+latency+metrics", "complete")
+    assert body["facts"]["sources"]["max_num_batched_tokens"] == "log"
+    assert body["facts"]["max_num_batched_tokens"] == 512
+    told = {kernel["kernel"] for cell in body["cells"] for kernel in cell["kernels"]}
+    assert told == {"moe_kernel"}
+    assert 'warmup_jit_compiles{backend="Triton",kernel="moe_kernel"}' in metrics
+    assert {wave["log"] for cell in body["cells"] for wave in cell["waves"]} == {"complete"}
+    assert body["proven"] is True
+
+
+async def test_a_log_that_is_another_engines_proves_nothing_and_opens_all_the_same(tmp_path):
+    """No fence shows in it: its start lines are not this engine's, and latency decides."""
+    path = tmp_path / "other.log"
+    async with simulator(replace(VERBOSE, rules=()), log=Written(path)) as other:
+        async with httpx.AsyncClient() as client:
+            await client.get(f"{other.url}/version")
+        async with simulator(replace(VERBOSE, rules=()), log=io.StringIO()) as sim:
+            outcome = await once(sim.url, f"file://{path}")
+    assert outcome.exit_code == ExitCode.WARM
+    verdict = outcome.report.verdict
+    assert verdict.evidence == "latency+metrics"
+    assert verdict.log.words.startswith("none: no line was seen")
+    assert outcome.report.facts.max_num_batched_tokens is None
+
+
+async def test_required_log_evidence_that_is_missing_ends_in_5(tmp_path):
+    """A file that never comes, a monitor that is off; and a log that is whole is enough."""
+    wrong, right = tmp_path / "none.log", tmp_path / "vllm.log"
+    async with simulator(replace(VERBOSE, rules=()), log=Written(right)) as sim:
+        outcome = await once(sim.url, f"file://{wrong}", require_evidence="log")
+        assert outcome.exit_code == ExitCode.EVIDENCE_MISSING
+        assert outcome.reasons[0].startswith("WARMUP_REQUIRE_EVIDENCE=log: log: none")
+        outcome = await once(sim.url, f"file://{right}", require_evidence="log")
+        assert outcome.exit_code == ExitCode.WARM
+    silent = replace(VERBOSE, rules=(), jit_monitor=False)
+    path = tmp_path / "silent.log"
+    async with simulator(silent, log=Written(path)) as sim:
+        outcome = await once(sim.url, f"file://{path}", require_evidence="log")
+        assert outcome.exit_code == ExitCode.EVIDENCE_MISSING
+        assert "no JIT monitor" in outcome.reasons[0]
+
+
+async def test_an_adopted_verdict_must_stand_on_the_log_too_where_that_is_required(tmp_path):
+    """Kept without a log, and then the setting is made: it is warmed again."""
+    log, state = tmp_path / "vllm.log", tmp_path / "state"
+    async with simulator(replace(VERBOSE, rules=()), log=Written(log)) as sim:
+        async with serving(sim.url, state_dir=state) as sidecar:
+            await sidecar.until_ready()
+        required = {"log": f"file://{log}", "require_evidence": "log", "state_dir": state}
+        async with serving(sim.url, **required) as sidecar:
+            assert (await sidecar.until_ready())["adopted"] is False
+        async with serving(sim.url, **required) as sidecar:
+            assert (await sidecar.until_ready())["adopted"] is True
+
+
+async def test_the_costly_settings_are_warned_of_at_once(tmp_path):
+    """CUDA graphs off is said in /ready and in /metrics, as soon as the engine is met."""
+    path = tmp_path / "vllm.log"
+    eager = replace(VERBOSE, engine=replace(VERBOSE.engine, enforce_eager=True), rules=())
+    async with (
+        simulator(eager, log=Written(path)) as sim,
+        serving(sim.url, log=f"file://{path}") as sidecar,
+    ):
+        body = await sidecar.until_ready()
+        metrics = (await sidecar.client.get("/metrics")).text
+    assert any("CUDA graphs are off" in warning for warning in body["warnings"])
+    assert 'warmup_engine_costly_setting{setting="cudagraphs_off"} 1.0' in metrics
+
+
+async def test_a_file_that_is_not_there_is_warned_of(tmp_path):
+    """The operator sees why there is no evidence."""
+    async with (
+        simulator(replace(VERBOSE, rules=()), log=io.StringIO()) as sim,
+        serving(sim.url, log=f"file://{tmp_path}/nothing.log") as sidecar,
+    ):
+        body = await sidecar.until(lambda b: any("not there yet" in w for w in b["warnings"]))
+        assert any(w.startswith("log file:///") for w in body["warnings"])
+
+
+async def test_a_warm_up_on_the_log_survives_a_restart_of_the_engine(tmp_path):
+    """The same file, a new boot: its own start lines, complete windows again."""
+    path = tmp_path / "vllm.log"
+    async with (
+        simulator(VERBOSE, log=Written(path)) as sim,
+        serving(sim.url, log=f"file://{path}") as sidecar,
+    ):
+        await sidecar.until_ready()
+        sim.die()
+        await sim.died()
+        sim.start()
+        await sidecar.until(lambda body: body["ready"] and body["boot"]["number"] == 2)
+        body = await status(sidecar)
+    assert body["log"] == "complete"
+    assert any(cell["kernels"] for cell in body["cells"])
