@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from sidecar.core.cells import Cell, Gait, Look
 from sidecar.core.plan import Plan
-from sidecar.core.results import Outcome, WaveResult
+from sidecar.core.results import Outcome, Result, WaveResult
 from sidecar.core.shown import Miss, miss
 
 UNKNOWN_DELAY_S = 0.005
@@ -37,25 +37,49 @@ def _bounded(delay_s: float) -> float:
 
 
 class WarmTtft:
-    """The best known time to the first token of one prompt alone, by variant and length.
+    """The best known time to the first token of one prompt alone, by variant.
 
-    A wave of one tells it, and so does the lead of a led wave: its first step is its own.
+    A wave of one tells it, the lead of a led wave (its first step is its own), and a plug. A longer
+    prompt of the same variant takes no less, and neither do as many of the plug's chunks as a
+    prompt has steps: so a length that was only seen cold is not taken at its word.
     """
 
-    def __init__(self) -> None:
-        self._best_s: dict[tuple[str, int], float] = {}
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._best_s: dict[str, dict[int, float]] = {}
+        self._chunk_s: dict[str, float] = {}
 
     def feed(self, wave: WaveResult) -> None:
-        if wave.look.gait is not Gait.LED or not wave.results:
+        cell = wave.look.cell
+        if wave.look.gait is Gait.HELD:
+            self._feed_plug(cell.variant.name, wave.plug)
+        elif wave.results and wave.results[0].outcome is Outcome.OK:
+            self._note(cell.variant.name, cell.prompt_tokens, wave.results[0].ttft_s)
+
+    def _feed_plug(self, variant: str, plug: Result | None) -> None:
+        if plug is None or plug.outcome is not Outcome.OK or not plug.prompt_tokens:
             return
-        lead = wave.results[0]
-        if lead.outcome is Outcome.OK and lead.ttft_s is not None:
-            key = (wave.look.cell.variant.name, wave.look.cell.prompt_tokens)
-            self._best_s[key] = min(lead.ttft_s, self._best_s.get(key, lead.ttft_s))
+        self._note(variant, plug.prompt_tokens, plug.ttft_s)
+        if self._plan.batched_tokens_known and plug.ttft_s is not None:
+            chunk_s = plug.ttft_s / self.steps(plug.prompt_tokens)
+            self._chunk_s[variant] = min(chunk_s, self._chunk_s.get(variant, chunk_s))
+
+    def _note(self, variant: str, tokens: int, ttft_s: float | None) -> None:
+        if ttft_s is not None:
+            best_s = self._best_s.setdefault(variant, {})
+            best_s[tokens] = min(ttft_s, best_s.get(tokens, ttft_s))
+
+    def steps(self, tokens: int) -> int:
+        """Steps that a prompt of so many tokens takes, alone."""
+        return max(1, -(-tokens // self._plan.batched_tokens))
 
     def of(self, cell: Cell) -> float | None:
-        """Seconds, for one prompt of this cell; None if there was none yet."""
-        return self._best_s.get((cell.variant.name, cell.prompt_tokens))
+        """Seconds, for one prompt of this cell; None if nothing tells."""
+        variant, tokens = cell.variant.name, cell.prompt_tokens
+        known = [s for length, s in self._best_s.get(variant, {}).items() if length >= tokens]
+        if variant in self._chunk_s:
+            known.append(self._chunk_s[variant] * self.steps(tokens))
+        return min(known, default=None)
 
 
 class Pacer:
@@ -70,7 +94,7 @@ class Pacer:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._warm_ttft = WarmTtft()
+        self._warm_ttft = WarmTtft(plan)
         self._chunk_s: float | None = None
         self._spread_s: dict[int, float] = {}
         self._chunks: dict[str, int] = {}
@@ -87,7 +111,7 @@ class Pacer:
             return Pace(rest_after_s=UNKNOWN_DELAY_S)
         # Into the lead's first step. A long prompt has several, all alike, of which the rest
         # could only miss the last.
-        steps = -(-look.cell.prompt_tokens // self._plan.batched_tokens)
+        steps = self._warm_ttft.steps(look.cell.prompt_tokens)
         share = self._share.get(look, _SHARE)
         return Pace(rest_after_s=_bounded(share * ttft_s / steps))
 

@@ -80,7 +80,7 @@ def _may_share(wave: WaveResult, plan: Plan) -> bool:
 def _led_miss(wave: WaveResult, plan: Plan, warm_ttft_s: float | None) -> Miss | None:
     cell = wave.look.cell
     lead, rest = wave.results[0], wave.results[1:]
-    if max(r.sent_s for r in rest) >= lead.token_s[0]:
+    if max(r.sent_s for r in rest) >= _lead_step_s(wave, plan, warm_ttft_s):
         return Miss.REST_LATE
     fits = rest_fits(wave, plan)
     if _is_grouped(wave):
@@ -101,6 +101,16 @@ def _led_miss(wave: WaveResult, plan: Plan, warm_ttft_s: float | None) -> Miss |
         return Miss.REST_SPLIT
     seen = [step - steps[0] + expected[0] for step in steps]
     return None if seen == expected else Miss.REST_SPLIT
+
+
+def _lead_step_s(wave: WaveResult, plan: Plan, warm_ttft_s: float | None) -> float:
+    """When the lead's first step had surely not ended. Of a prompt of several chunks only the last
+    one's end is seen; a rest that came after the first is packed otherwise."""
+    first_s = wave.results[0].token_s[0]
+    steps = -(-wave.look.cell.prompt_tokens // plan.batched_tokens)
+    if steps == 1 or not plan.batched_tokens_known or warm_ttft_s is None:
+        return first_s
+    return min(first_s, warm_ttft_s / steps)
 
 
 def packing(

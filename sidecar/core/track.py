@@ -154,6 +154,7 @@ class Track:
         self._converge = converge
         self._reading: Reading | None = None
         self._round_from = 0
+        self._warm_ttft_s: float | None = None
 
     def add(self, entry: Entry) -> None:
         self.entries.append(entry)
@@ -168,7 +169,10 @@ class Track:
         self._round_from = len(self.entries)
 
     def rejudge_shown(self, warm_ttft_s: float | None) -> None:
-        """The warm TTFT fell: a batch that a cold one had seemed to show may be shown no more."""
+        """Where the warm TTFT fell, a batch that a cold one seemed to show may be shown no more."""
+        if warm_ttft_s == self._warm_ttft_s:
+            return
+        self._warm_ttft_s = warm_ttft_s
         for entry in self.entries:
             if entry.missed is None and entry.valid:
                 entry.missed = miss(entry.wave, self._plan, warm_ttft_s)

@@ -1,11 +1,12 @@
 """Evidence → verdict, by the rules R1-R10 (CONTRIBUTING.md tells them).
 
-Three things are stricter than the rules say, because the truth harness showed that they must be:
+Four things are stricter than the rules say, because the truth harness showed that they must be:
 
 * A cell's last quiet wave comes after the *first* shown wave of every other look too, not only
   after the grid's last large excess. A batch that was made for the first time may have raised a
   high-water mark at a cost too small to be seen, and have made cold what was warm.
 * A held wave's F counts from the plug's end, and G begins at the last first token (`track.py`).
+* A last quiet wave comes after the last foreign one: what others sent may have done the same.
 * With speculation on, a cell of several requests is `unknown` at best, drafts accepted or not: how
   many tokens each step accepts, and so who decodes with whom until the end, is drawn anew in every
   wave, and however many were quiet, the next may meet a batch that none has met.
@@ -85,9 +86,10 @@ class Judge:
         self._places = {
             track.look: _Place(case, track) for case in self._cases for track in case.tracks
         }
-        self._warm_ttft = WarmTtft()
+        self._warm_ttft = WarmTtft(plan)
         self._waves = 0
         self._foreign_streak = 0
+        self._foreign_at = -1
         self._refused_streak = 0
         self._counters_seen = False
         self._speculates = bool(facts.speculation)
@@ -122,7 +124,6 @@ class Judge:
         place = self._places[wave.look]
         failed = failure(wave)
         checked = examine(wave)
-        best_s = self._warm_ttft.of(wave.look.cell)
         if not failed:
             self._warm_ttft.feed(wave)
         warm_ttft_s = self._warm_ttft.of(wave.look.cell)
@@ -145,8 +146,7 @@ class Judge:
         )
         self._waves += 1
         place.track.add(entry)
-        if warm_ttft_s != best_s:
-            self._rejudge_shown(wave.look.cell, warm_ttft_s)
+        self._rejudge_shown(wave.look.cell)
         self._note(entry, place.case)
         return Judged(
             wave=wave,
@@ -162,6 +162,7 @@ class Judge:
 
     def _note(self, entry: Entry, case: _Case) -> None:
         self._foreign_streak = self._foreign_streak + 1 if entry.foreign else 0
+        self._foreign_at = entry.at if entry.foreign else self._foreign_at
         self._refused_streak = self._refused_streak + 1 if entry.refused else 0
         self._counters_seen = self._counters_seen or (entry.valid and entry.known)
         wave = entry.wave
@@ -173,10 +174,10 @@ class Judge:
             for track in self._tracks():
                 track.rejudge_plugs()
 
-    def _rejudge_shown(self, like: Cell, warm_ttft_s: float | None) -> None:
+    def _rejudge_shown(self, like: Cell) -> None:
         for case in self._cases:
-            same = case.cell.prompt_tokens == like.prompt_tokens
-            if same and case.cell.variant.name == like.variant.name:
+            if case.cell.variant.name == like.variant.name and case.cell.concurrency > 1:
+                warm_ttft_s = self._warm_ttft.of(case.cell)
                 for track in case.tracks:
                     track.rejudge_shown(warm_ttft_s)
 
@@ -208,6 +209,7 @@ class Judge:
     def _since(self) -> int:
         """The wave after which a last quiet one must come: the grid's last event or novelty."""
         at = max((c.succeeded_at for c in self._cases if c.succeeded_at is not None), default=-1)
+        at = max(at, self._foreign_at)
         for track in self._tracks():
             reading = track.reading()
             at = max(at, reading.event_at, reading.first_at)

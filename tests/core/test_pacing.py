@@ -28,10 +28,33 @@ def test_rest_aims_into_the_first_step():
     pacer.feed(led(FOUR, ttft_s=0.16))
     long = cell(4, 8192)
     pacer.feed(led(cell(1, 8192), ttft_s=0.16))
-    pacer.feed(led(cell(4, 50), ttft_s=40.0))
+    pacer.feed(led(cell(4, 9000), ttft_s=40.0))
     assert pacer.pace(LED).rest_after_s == pytest.approx(0.04)
     assert pacer.pace(Look(long, Gait.LED)).rest_after_s == pytest.approx(0.01)
-    assert pacer.pace(Look(cell(4, 50), Gait.LED)).rest_after_s == 0.05  # cold: no need to wait on
+    assert (
+        pacer.pace(Look(cell(4, 9000), Gait.LED)).rest_after_s == 0.05
+    )  # cold: no need to wait on
+
+
+def test_a_length_seen_cold_is_not_taken_at_its_word():
+    """A longer prompt takes no less, and a plug's chunks tell what a step of B tokens takes."""
+    pacer = Pacer(PLAN)
+    pacer.feed(led(FOUR, ttft_s=9.0))
+    assert pacer.pace(LED).rest_after_s == 0.05
+    pacer.feed(led(cell(1, 500), ttft_s=0.08))
+    assert pacer.pace(LED).rest_after_s == pytest.approx(0.02)
+    pacer.feed(held(FOUR, plug_s=0.03))  # sent 10 ms before the release: 40 ms a chunk
+    assert pacer.pace(LED).rest_after_s == pytest.approx(0.01)
+    assert pacer.pace(Look(cell(4, 9000), Gait.LED)).rest_after_s == pytest.approx(0.01)
+
+
+def test_rest_that_missed_the_first_chunk_is_late():
+    """The rest of a lead of several chunks must come before the first ends, not only the last."""
+    long = cell(2, 4096)
+    ran = led(long, ttft_s=0.1)  # the rest is sent after 5 ms
+    plan = Plan((long,), batched_tokens_known=True)
+    assert miss(ran, plan, 0.008) is Miss.REST_LATE
+    assert miss(ran, plan, 0.012) is not Miss.REST_LATE
 
 
 def test_plug_outlasts_twice_the_spread():

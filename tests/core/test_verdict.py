@@ -275,6 +275,18 @@ def test_counters_that_were_missing_once_cost_one_more_wave():
     assert told(judge, ONE).call is Call.WARM
 
 
+def test_what_others_sent_asks_every_cell_once_more():
+    """A last quiet wave comes after the last foreign one: their requests may have grown a mark."""
+    other = cell(1, 200)
+    judge = judge_of(ONE, other)
+    run(judge, other, 0)
+    run(judge, ONE, 0, 0)
+    judge.feed(led(other, delta=counters(other, requests=2)))
+    assert ONE in [look.cell for look in judge.lacks()]
+    run(judge, ONE, 0)
+    assert ONE not in [look.cell for look in judge.lacks()]
+
+
 # --- R3, R8: not shown, not knowable -------------------------------------------------------------
 
 
@@ -309,9 +321,9 @@ def test_a_warm_ttft_that_falls_takes_back_what_it_showed():
     """Where events are grouped, a batch shown by a cold TTFT is judged again by the warm one."""
     judge = judge_of(FOUR, ONE)
     grouped = [
-        result(0.1 + 0.03 * i, cell=FOUR, token_s=(0.1 + 0.03 * i, 0.3, 0.4)) for i in range(4)
+        result(0.6 + 0.03 * i, cell=FOUR, token_s=(0.6 + 0.03 * i, 0.8, 0.9)) for i in range(4)
     ]
-    plug = held(FOUR, plug_s=0.05).plug
+    plug = held(FOUR, plug_s=0.5).plug
     run(judge, ONE, 5)
     ran = wave(FOUR, Gait.HELD, grouped, plug=plug, delta=counters(FOUR, 2048))
     assert judge.feed(ran).shown
