@@ -13,7 +13,8 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sidecar.core.logs.lines import DockerFrames, Lines
+from sidecar.core.dockerlog import FramedLines
+from sidecar.core.logs.lines import Lines
 from sidecar.core.logs.reader import LogReader
 from sidecar.core.logs.syslog import DOCKER_PIECE, SyslogLines
 
@@ -23,6 +24,7 @@ LEAST_PER_S = 50_000
 MOST_BYTES = 2 << 20
 READ = 1 << 16
 HEADER = b"<30>1 2026-11-29T17:14:24.123456Z host vllm 812 vllm - "
+STAMP = b"2026-11-29T17:14:24.123456789Z "
 
 Feed = Callable[[bytes], list[str]]
 
@@ -38,7 +40,7 @@ def as_docker(lines: list[bytes]) -> Iterator[bytes]:
             b"\1\0\0\0" + len(piece).to_bytes(4, "big") + piece
             for payload in payloads
             for at in range(0, len(payload), DOCKER_PIECE)
-            for piece in (payload[at : at + DOCKER_PIECE],)
+            for piece in (STAMP + payload[at : at + DOCKER_PIECE],)
         )
     )
 
@@ -55,6 +57,11 @@ def reads(data: bytes) -> Iterator[bytes]:
     yield from (data[at : at + READ] for at in range(0, len(data), READ))
 
 
+def docker_frames() -> Feed:
+    frames = FramedLines()
+    return lambda data: [line.text.decode("utf-8", "replace") for line in frames.feed(data)]
+
+
 def syslog_stream() -> Feed:
     syslog = SyslogLines()
     return lambda data: [line.text for line in syslog.feed(data)]
@@ -67,7 +74,7 @@ def syslog_datagrams() -> Feed:
 
 SOURCES: dict[str, tuple[Callable[[list[bytes]], Iterator[bytes]], Callable[[], Feed]]] = {
     "file": (as_file, lambda: Lines().feed),
-    "docker": (as_docker, lambda: DockerFrames().feed),
+    "docker": (as_docker, docker_frames),
     "syslog stream": (as_syslog, syslog_stream),
     "syslog datagrams": (as_datagrams, syslog_datagrams),
 }

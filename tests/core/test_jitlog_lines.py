@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.logs.events import Compile, LogEvent
-from sidecar.core.logs.lines import Cut, DockerFrames, Lines
+from sidecar.core.logs.lines import Cut, Lines
 from sidecar.core.logs.reader import LogReader
 from sidecar.core.logs.syslog import DOCKER_PIECE, SyslogLines
 
@@ -99,54 +99,6 @@ def test_a_long_line_among_short_ones_is_cut_alone() -> None:
     read = b"\n".join([b"a" * 50, b"b" * 150, b"c" * 50, b""])
     assert lines.feed(read) == ["a" * 50, "b" * 100, "c" * 50]
     assert lines.cut == Cut(lines=1, bytes=50)
-
-
-def frame(stream: int, payload: bytes) -> bytes:
-    return bytes([stream, 0, 0, 0]) + len(payload).to_bytes(4, "big") + payload
-
-
-def docker_log(*, stamp: bytes = b"") -> bytes:
-    """A line in three frames, and what another stream wrote in between."""
-    long = KERNEL + b"z" * (2 * DOCKER_PIECE)
-    return b"".join(
-        [
-            frame(1, stamp + b"first\n"),
-            frame(1, stamp + long[:DOCKER_PIECE]),
-            frame(2, stamp + b"an error\n"),
-            frame(1, stamp + long[DOCKER_PIECE : 2 * DOCKER_PIECE]),
-            frame(1, b""),
-            frame(1, stamp + long[2 * DOCKER_PIECE :] + b"\n"),
-            frame(2, stamp + b"last\n"),
-        ]
-    )
-
-
-@pytest.mark.parametrize("stamp", [b"", b"2026-11-29T17:14:24.123456789Z "])
-def test_docker_frames_give_whole_lines_in_any_split(stamp: bytes) -> None:
-    """Docker splits a line at 16 KiB: its pieces are one line again, without their stamps."""
-    data = docker_log(stamp=stamp)
-    long = KERNEL.decode() + "z" * (2 * DOCKER_PIECE)
-    expected = ["first", "an error", long, "last"]
-    for cuts in [[], list(range(1, len(data), 7)), *random_cuts(data, 30, 20, seed=3)]:
-        frames = DockerFrames(stamped=bool(stamp))
-        assert in_pieces(frames.feed, data, cuts) == expected
-        assert frames.last_stamp == (stamp.decode().strip() or None)
-        assert frames.broken is None
-
-
-def test_a_stream_without_frames_is_said_to_be_broken() -> None:
-    """A container with a tty has no frames: that is a gap, not silence."""
-    frames = DockerFrames()
-    assert frames.feed(b"(APIServer pid=1) INFO\n") == []
-    assert frames.broken is not None
-    assert frames.feed(docker_log()) == []
-
-
-def test_the_rest_of_a_stream_comes_at_its_end() -> None:
-    """A killed server's last line has no end."""
-    frames = DockerFrames()
-    frames.feed(frame(1, b"out") + frame(2, b"err"))
-    assert frames.end() == ["out", "err"]
 
 
 MICRO = b"<30>1 2026-11-29T17:14:24.123456Z host vllm 812 vllm - "
@@ -262,14 +214,11 @@ def test_endless_pieces_are_bounded() -> None:
 def test_rubbish_raises_nothing() -> None:
     """Random bytes and broken frames, with a seed."""
     rng = random.Random(5)
-    data = syslog_stream()[:2000] + docker_log()[:2000] + ODD
-    syslog, frames, lines = SyslogLines(), DockerFrames(), Lines(64)
+    data = syslog_stream()[:2000] + ODD
+    syslog, lines = SyslogLines(), Lines(64)
     for _ in range(300):
         at = rng.randrange(len(data))
         piece = data[at : at + rng.randrange(200)] + rng.randbytes(rng.randrange(20))
         syslog.feed(piece)
         syslog.datagram(piece)
         lines.feed(piece)
-        frames.feed(piece)
-        if frames.broken:
-            frames = DockerFrames()

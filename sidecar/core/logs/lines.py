@@ -9,11 +9,6 @@ from dataclasses import dataclass
 MAX_LINE_BYTES = 64 << 10
 """The longest lines that matter, engine config and verbose compile lines, have 5 to 20 KiB."""
 
-_HEADER = 8
-_STREAMS = 4
-"""stdin, stdout, stderr, and the daemon's own errors (Docker Engine API, attach)."""
-_MAX_STAMP = 40
-
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -84,73 +79,3 @@ class Lines:
         self._cut_lines += 1
         self._cut_bytes += over
         return line[: self._limit]
-
-
-class DockerFrames:
-    """The stream of `/containers/{id}/logs` or `/attach` of a container without a tty.
-
-    Each frame has a header of eight bytes: stream, three zeros, length (big endian). Docker
-    splits a line into frames of 16 KiB, and only the last of them ends with LF, so the frames of
-    one stream are simply one text. With `stamped` (`timestamps=1`) each frame, split or not,
-    begins with its RFC 3339 time and a space; `last_stamp` is where to resume from.
-    """
-
-    def __init__(self, max_line_bytes: int = MAX_LINE_BYTES, *, stamped: bool = False) -> None:
-        self._streams = tuple(Lines(max_line_bytes) for _ in range(_STREAMS))
-        self._stamped = stamped
-        self._header = bytearray()
-        self._stamp: bytearray | None = None
-        """Of the frame at hand, while it is not complete."""
-        self._stream = self._streams[0]
-        self._left = 0
-        self.last_stamp: str | None = None
-        self.broken: str | None = None
-        """Why the stream can't be read on: reconnect, and call it a gap."""
-
-    @property
-    def cut(self) -> Cut:
-        cuts = [stream.cut for stream in self._streams]
-        return Cut(sum(cut.lines for cut in cuts), sum(cut.bytes for cut in cuts))
-
-    def feed(self, data: bytes) -> list[str]:
-        """The lines that end inside `data`; none any more once the stream is `broken`."""
-        lines: list[str] = []
-        at = 0
-        while at < len(data) and self.broken is None:
-            if not self._left:
-                take = _HEADER - len(self._header)
-                self._header += data[at : at + take]
-                at += take
-                if len(self._header) == _HEADER:
-                    self._begin(bytes(self._header))
-                    self._header.clear()
-                continue
-            piece = data[at : at + self._left]
-            at += len(piece)
-            self._left -= len(piece)
-            lines += self._stream.feed(self._unstamped(piece))
-        return lines
-
-    def end(self) -> list[str]:
-        return [line for stream in self._streams for line in stream.end()]
-
-    def _begin(self, header: bytes) -> None:
-        if header[0] >= _STREAMS or header[1:4] != b"\0\0\0":
-            self.broken = "its frames are no Docker frames (a container with a tty has none)"
-            return
-        self._stream = self._streams[header[0]]
-        self._left = int.from_bytes(header[4:], "big")
-        self._stamp = bytearray() if self._stamped and self._left else None
-
-    def _unstamped(self, piece: bytes) -> bytes:
-        if self._stamp is None:
-            return piece
-        self._stamp += piece
-        stamp, space, rest = bytes(self._stamp).partition(b" ")
-        if not space and len(stamp) < _MAX_STAMP and self._left:
-            return b""
-        self._stamp = None
-        if not space:
-            return stamp
-        self.last_stamp = stamp.decode("ascii", "replace")
-        return rest
