@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sidecar import __version__
 from sidecar.core.gate import Snapshot, State
+from sidecar.core.logs.window import Completeness
 from sidecar.core.tally import Totals, WaveOutcome, WaveRow
 from sidecar.core.verdict import Call, CellVerdict, GaitFigures, Kernel, Standing
 
@@ -99,6 +100,7 @@ class Wave(_Body):
     took_s: float
     spread_s: float
     requests: int
+    window: Completeness | None = Field(description="How much of its log was seen.")
     log: str | None = Field(description="How far the engine's log carries it; null: none is read.")
     kernels: tuple[str, ...] = Field(description="What the log named as compiled in it.")
 
@@ -295,6 +297,7 @@ def _wave(row: WaveRow) -> Wave:
         took_s=row.took_s,
         spread_s=row.spread_s,
         requests=row.requests,
+        window=row.window,
         log=row.log,
         kernels=row.kernels,
     )

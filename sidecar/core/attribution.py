@@ -54,10 +54,10 @@ def _names(entry: Entry) -> dict[tuple[str, str], int]:
 
 
 def _excess_s(entry: Entry, track: Track) -> float | None:
-    reading = track.reading()
-    if entry.f_s is None or reading.f_base_s is None or reading.g_base_s is None:
+    reading, f_s = track.reading(), track.told_f_s(entry)
+    if f_s is None or reading.f_base_s is None or reading.g_base_s is None:
         return None
-    return max(entry.f_s - reading.f_base_s, entry.g_s - reading.g_base_s, 0.0)
+    return max(f_s - reading.f_base_s, entry.g_s - reading.g_base_s, 0.0)
 
 
 def heard(tracks: Iterable[Track]) -> CellLog | None:

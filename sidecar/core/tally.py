@@ -7,6 +7,7 @@ from enum import StrEnum
 from sidecar.core.attribution import named
 from sidecar.core.cells import Gait, Look
 from sidecar.core.failures import EXECUTE_MODEL_TIMEOUT_S
+from sidecar.core.logs.window import Completeness
 from sidecar.core.results import Outcome, Result, WaveResult
 from sidecar.core.verdict import Judged
 
@@ -47,6 +48,8 @@ class WaveRow:
     took_s: float
     spread_s: float
     requests: int
+    window: Completeness | None = None
+    """How much of its log was seen; None: no log is read."""
     log: str | None = None
     """How far the engine's log carries it; None: no log is read."""
     kernels: tuple[str, ...] = ()
@@ -94,6 +97,7 @@ def row_of(judged: Judged, *, at: float) -> WaveRow:
         took_s=wave.took_s,
         spread_s=wave.spread_s,
         requests=len(wave.results),
+        window=None if wave.log is None else wave.log.completeness,
         log=None if wave.log is None else wave.log.words,
         kernels=named(wave),
     )
