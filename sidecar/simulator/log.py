@@ -45,6 +45,16 @@ class Log:
             "Chunked prefill is enabled with max_num_batched_tokens="
             f"{engine.max_num_batched_tokens}.",
         )
+        if engine.enforce_eager:
+            off = (
+                ", CUDAGraphs, and JIT kernel warmup" if profile.minor >= 31 else " and CUDAGraphs"
+            )
+            self._api(
+                "WARNING",
+                "vllm.py:1763",
+                f"Enforce eager set, disabling torch.compile{off}. This is equivalent to setting "
+                "-cc.mode=none -cc.cudagraph_mode=none",
+            )
         for rank in range(engine.ranks):
             self._core(rank, "INFO", "core.py:133", self._configuration())
 
@@ -81,7 +91,7 @@ class Log:
                 f"{engine.max_model_len:,} tokens per request: "
                 f"{engine.kv_cache_tokens / engine.max_model_len:.2f}x",
             )
-            if profile.jit_monitor:
+            if profile.has_jit_monitor:
                 self._core(
                     rank,
                     "INFO",
@@ -118,7 +128,7 @@ class Log:
 
     def _compiled(self, cost: Paid) -> None:
         profile = self._profile
-        if not (cost.logged and profile.jit_monitor):
+        if not (cost.logged and profile.has_jit_monitor):
             return
         detail = ""
         if profile.jit_monitor_verbose:
@@ -157,8 +167,7 @@ class Log:
         self._write(f"({name} pid={pid}) {level} {_stamp()} [{place}] {message}")
 
     def _plain(self, line: str) -> None:
-        minor = int(self._profile.version.split(".")[1])
-        self._write(line if minor >= 31 else f"(APIServer pid={self._pid}) {line}")
+        self._write(line if self._profile.minor >= 31 else f"(APIServer pid={self._pid}) {line}")
 
     def _write(self, line: str) -> None:
         if self._out is not None:

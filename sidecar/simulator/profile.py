@@ -44,3 +44,15 @@ class Profile:
         """Several API processes share one port, the default of internal data parallelism: /metrics
         then has no process_* and no *_created series ([33] v1/metrics/prometheus.py)."""
         return self.engine.ranks > 1
+
+    @property
+    def has_jit_monitor(self) -> bool:
+        """--enforce-eager switches the kernels' warm-up off from 0.31 on, and the monitor with it
+        ([31] v1/worker/gpu_worker.py)."""
+        eager_is_silent = self.engine.enforce_eager and self.minor >= 31
+        return self.jit_monitor and not eager_is_silent
+
+    @property
+    def minor(self) -> int:
+        """Of the version: 32 of 0.32.0."""
+        return int(self.version.split(".")[1])

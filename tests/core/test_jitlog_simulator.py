@@ -50,3 +50,18 @@ def test_the_simulated_log_tells_what_it_was_started_with(version: str, verbose:
     assert (compiled.kernel, bool(compiled.detail)) == ("fused_moe_kernel", verbose)
     (step,) = [e for e in events if isinstance(e, Step)]
     assert (step.engine, step.context_requests, step.generation_tokens) == (1, 2, 4)
+
+
+@pytest.mark.parametrize(("version", "listens"), [("0.30.0", True), ("0.31.0", False)])
+def test_an_eager_server_has_no_monitor_from_0_31_on(version: str, listens: bool) -> None:
+    """Nothing is said of what it compiles: its silence is none."""
+    eager = model.EngineConfig(enforce_eager=True)
+    lines = written(Profile(version=version, engine=eager, jit_monitor_verbose=True))
+    reader, boot = LogReader(), BootLog()
+    events = [e for text in lines if (e := reader.feed(text)) is not None]
+    for event in events:
+        boot.feed(event)
+    assert boot.monitors == int(listens)
+    assert any(isinstance(event, Compile) for event in events) is listens
+    assert boot.facts.jit_warmup is (None if listens else False)
+    assert boot.facts.cudagraphs_off is True

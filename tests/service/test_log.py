@@ -127,6 +127,7 @@ async def test_the_costly_settings_are_warned_of_at_once(tmp_path):
     ):
         body = await sidecar.until_ready()
         metrics = (await sidecar.client.get("/metrics")).text
+        assert (await status(sidecar))["log"].startswith("none: with --enforce-eager")
     assert any("CUDA graphs are off" in warning for warning in body["warnings"])
     assert 'warmup_engine_costly_setting{setting="cudagraphs_off"} 1.0' in metrics
 
