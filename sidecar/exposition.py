@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from sidecar import __version__
 from sidecar.core.gate import Snapshot, State
+from sidecar.core.logitems import SourceState
 from sidecar.core.logs.evidence import Hearing
 from sidecar.core.results import Outcome
 from sidecar.core.tally import WaveOutcome
@@ -40,6 +41,8 @@ class _Families(Collector):
         yield from _state(self._snapshot)
         yield from _sent(self._snapshot)
         yield from _costly(self._snapshot)
+        if self._snapshot.logs:
+            yield from _sources(self._snapshot.logs)
         if self._snapshot.verdict is not None:
             yield from _cells(self._snapshot.verdict)
             yield from _log(self._snapshot.verdict)
@@ -154,6 +157,30 @@ def _costly(snapshot: Snapshot) -> Iterator[Metric]:
     family.add_metric(["cudagraphs_off"], float(bool(facts.cudagraphs_off)))
     family.add_metric(["kv_cache_memory_bytes"], float(given))
     yield family
+
+
+def _sources(logs: Iterable[SourceState]) -> Iterator[Metric]:
+    """What was read, and what was not."""
+    up = GaugeMetricFamily("warmup_log_up", "1 while this log can be read.", labels=["source"])
+    lines = CounterMetricFamily("warmup_log_lines", "Lines read.", labels=["source"])
+    breaks = CounterMetricFamily(
+        "warmup_log_breaks", "How often a log was lost and found again.", labels=["source"]
+    )
+    lost = CounterMetricFamily(
+        "warmup_log_lost_lines",
+        "Lines that were not read, or not whole: cut as too long, dropped here, or by the kernel.",
+        labels=["source", "why"],
+    )
+    for log in logs:
+        counts = log.counts
+        up.add_metric([log.source], float(log.trouble is None))
+        lines.add_metric([log.source], counts.lines)
+        breaks.add_metric([log.source], counts.breaks)
+        lost.add_metric([log.source, "cut"], counts.cut_lines)
+        lost.add_metric([log.source, "dropped"], counts.dropped_lines)
+        if counts.kernel_drops is not None:
+            lost.add_metric([log.source, "kernel"], counts.kernel_drops)
+    yield from (up, lines, breaks, lost)
 
 
 def _log(verdict: GridVerdict) -> Iterator[Metric]:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sidecar import __version__
 from sidecar.core.gate import Snapshot, State
+from sidecar.core.logitems import SourceState
 from sidecar.core.logs.window import Completeness
 from sidecar.core.tally import Totals, WaveOutcome, WaveRow
 from sidecar.core.verdict import Call, CellVerdict, GaitFigures, Kernel, Standing
@@ -137,6 +138,7 @@ class Status(Ready):
     resolution_s: float | None
     cells: tuple[CellStatus, ...]
     waves_dropped: int
+    logs: tuple[SourceState, ...] = Field(description="Where the engine's log is read from.")
     totals: Totals
     warmup_s: float | None
     active: bool
@@ -257,6 +259,7 @@ def status_of(snapshot: Snapshot) -> Status:
         if verdict is None
         else tuple(_cell(cell, tuple(rows[cell.cell.id])) for cell in verdict.cells),
         waves_dropped=snapshot.waves_dropped,
+        logs=snapshot.logs,
         totals=snapshot.totals,
         warmup_s=snapshot.warmup_s,
         active=snapshot.is_active,

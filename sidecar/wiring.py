@@ -6,7 +6,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -64,6 +64,12 @@ class Parts:
     conductor: Conductor
     evidence: "Evidence | None"
     """None: no log is read."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The gate's, with what is read beside it."""
+        snapshot = self.conductor.snapshot
+        return snapshot if self.evidence is None else replace(snapshot, logs=self.evidence.states)
 
     async def listen(self) -> None:
         """Read the log until cancelled."""
@@ -187,7 +193,7 @@ async def serve(
     listener = _listen(settings.host, settings.port)
     server = _Server(
         uvicorn.Config(
-            create_app(lambda: parts.conductor.snapshot),
+            create_app(lambda: parts.snapshot),
             log_config=None,
             log_level="warning",
             access_log=False,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from sidecar.adapters.logs import LogSource
 from sidecar.core import logitems
-from sidecar.core.logitems import Began, Counts, Ended, Item, Line
+from sidecar.core.logitems import Began, Ended, Item, Line, SourceState
 from sidecar.core.logs import window
 from sidecar.core.logs.events import Access, Compile, LogEvent, Phase, Started, Trouble
 from sidecar.core.logs.evidence import Heard, Listening, LogEvidence, combined
@@ -107,9 +107,12 @@ class Evidence:
         """Lines of senders beyond MAX_STREAMS."""
 
     @property
-    def counts(self) -> tuple[tuple[str, Counts], ...]:
-        """By source."""
-        return tuple((name, source.counts) for name, source in self._sources.items())
+    def states(self) -> tuple[SourceState, ...]:
+        """Of all sources, as of now."""
+        return tuple(
+            SourceState(name, source.counts, source.trouble)
+            for name, source in self._sources.items()
+        )
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import TypedDict, Unpack
 from sidecar.core.boot import BootMark
 from sidecar.core.errors import ExitCode
 from sidecar.core.facts import EngineFacts
+from sidecar.core.logitems import SourceState
 from sidecar.core.passes import Progress
 from sidecar.core.tally import Totals, WaveRow
 from sidecar.core.verdict import GridVerdict
@@ -127,6 +128,8 @@ class Snapshot:
     """How long the running warm-up has taken so far, or the last one took."""
     nonce: str | None = None
     """Of the run: it stands in every request id and cache salt that was sent."""
+    logs: tuple[SourceState, ...] = ()
+    """Where the engine's log is read from."""
 
     @property
     def is_ready(self) -> bool:

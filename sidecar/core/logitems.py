@@ -86,3 +86,12 @@ class Counts:
     """Datagrams that the kernel had no room for; None: not a matter of this source, or not told."""
     refused: int = 0
     """Senders that are not allowed, or one connection too many."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """One source for people: its name, what it has done, what is wrong with it now."""
+
+    source: str
+    counts: Counts
+    trouble: str | None = None

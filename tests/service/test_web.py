@@ -11,6 +11,7 @@ from sidecar.core.boot import BootMark
 from sidecar.core.calls import CellLog
 from sidecar.core.cells import Gait
 from sidecar.core.gate import Snapshot, State
+from sidecar.core.logitems import Counts, SourceState
 from sidecar.core.logs.evidence import Hearing
 from sidecar.core.passes import Progress
 from sidecar.core.results import Outcome
@@ -262,6 +263,26 @@ async def test_metrics_tell_what_compiled():
     assert values["warmup_log_evidence", ("hearing", "once-only")] == 1
     assert values["warmup_log_evidence", ("hearing", "complete")] == 0
     assert not any("jit" in key[0] or "log_" in key[0] for key in await samples(WARMING))
+
+
+async def test_metrics_and_status_tell_what_was_read_and_what_was_lost():
+    """By source; drops of the kernel only where it tells them."""
+    counts = Counts(lines=10, breaks=1, cut_lines=2, dropped_lines=3)
+    logs = (
+        SourceState("file:///a", counts),
+        SourceState("syslog+udp://b:1", replace(counts, kernel_drops=4), "nobody may listen here"),
+    )
+    values = await samples(replace(WARMING, logs=logs))
+    for source, up in (("file:///a", 1), ("syslog+udp://b:1", 0)):
+        assert values["warmup_log_up", ("source", source)] == up
+        assert values["warmup_log_lines_total", ("source", source)] == 10
+        assert values["warmup_log_breaks_total", ("source", source)] == 1
+    lost = {key[1:]: n for key, n in values.items() if key[0] == "warmup_log_lost_lines_total"}
+    assert sorted(lost.values()) == [2, 2, 3, 3, 4]
+    assert lost[("source", "syslog+udp://b:1"), ("why", "kernel")] == 4
+    async with client(replace(WARMING, logs=logs)) as http:
+        told = (await http.get("/status")).json()["logs"]
+    assert told[1]["trouble"] == "nobody may listen here"
 
 
 async def test_metrics_warn_of_the_costly_settings():
