@@ -23,9 +23,10 @@ from sidecar.core.plugs import Plugs
 from sidecar.core.results import WaveResult
 from sidecar.core.shown import Miss, miss
 
-VALID_WAVES = QUIET_WAVES = 2
-"""R6: valid waves, and quiet ones at the end, that each gait needs. Of the quiet ones, one with
-complete verbose log evidence is enough; latency alone is not."""
+QUIET_WAVES = 2
+"""R6: quiet waves at the end that each gait needs. One is enough where the log would have told a
+compile; latency alone is not. That it was not the only valid wave follows from `Grid.since`: it
+comes after the look's own first."""
 
 EVENT_FLOOR_S, EVENT_FACTOR = 1.0, 3.0
 """R6: an excess above max(1 s, 3 × baseline) may have made other cells cold again."""
@@ -227,10 +228,9 @@ class Track:
         return next(counting, self.entries[-1] if self.entries else None)
 
     def is_quiet_enough(self) -> bool:
-        """R6: two valid waves or more, the last two quiet; of which the log makes one enough."""
+        """R6: the last two valid waves were quiet; the log makes one enough."""
         reading = self.reading()
-        wanted = 1 if reading.is_heard else QUIET_WAVES
-        return reading.looks >= VALID_WAVES and reading.quiet_run >= wanted
+        return reading.quiet_run >= (1 if reading.is_heard else QUIET_WAVES)
 
     def _delay_s(self, entry: Entry, f_base_s: float) -> float:
         """By how much the plug's token came too late, if by more than its noise; else 0."""

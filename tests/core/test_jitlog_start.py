@@ -227,3 +227,11 @@ def test_the_log_fills_in_what_the_engine_does_not_say() -> None:
     assert (facts.speculation, facts.draft_tokens, facts.capture_sizes) == (False, 0, (1, 2))
     assert facts.sources["max_num_seqs"] == "log"
     assert "max_model_len" not in facts.sources
+
+
+def test_what_the_engine_says_itself_wins_over_its_log() -> None:
+    """Its answer is of today, and nobody else wrote it."""
+    known = EngineFacts(max_num_batched_tokens=8192, sources={"max_num_batched_tokens": "/x"})
+    facts = from_log(known, StartFacts(max_num_batched_tokens=512))
+    assert facts.max_num_batched_tokens == 8192
+    assert facts.sources == {"max_num_batched_tokens": "/x"}

@@ -1,5 +1,6 @@
 """What the log of one wave proves."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,7 +144,8 @@ def test_somebody_elses_requests_are_counted() -> None:
     """More answers than the wave's own, and answers to other paths; reads are nobody's work."""
     report = seen(
         *(OPEN, OURS, OURS, OURS, answer("/v1/chat/completions"), answer("/v1/embeddings")),
-        *(answer("/health", "GET"), answer("/v1/models", "GET"), answer("/tokenize"), CLOSE),
+        *(answer("/health", "GET"), answer("/v1/models", "GET"), answer("/tokenize")),
+        *(replace(answer("/v1/embeddings"), status=401), CLOSE),
     )
     assert report.foreign == 3
     assert report.completeness is Completeness.COMPLETE

@@ -12,8 +12,9 @@ from sidecar.core.logs.evidence import Hearing, Listening, LogEvidence
 from sidecar.core.logs.head import Origin
 from sidecar.core.logs.window import Completeness
 from sidecar.core.plan import Plan
+from sidecar.core.results import Outcome, Result
 from sidecar.core.verdict import Judge
-from tests.core.waves import cell, held, led
+from tests.core.waves import cell, held, led, wave
 
 ONE = cell(1, 300, 9)
 OTHER = cell(1, 100, 9)
@@ -106,6 +107,16 @@ def test_a_compile_anywhere_asks_all_others_for_a_quiet_wave_after_it():
     assert [look.cell for look in judge.lacks()] == [ONE]
 
 
+def test_a_wave_that_failed_as_it_compiled_is_an_event_too():
+    """However soon it failed: what was compiled may have grown what others need."""
+    judge = judge_of(ONE, OTHER)
+    for which in (ONE, OTHER, ONE, OTHER):
+        judge.feed(with_log(led(which), HEARD))
+    failed = Result(Outcome.HTTP_ERROR, 0.0, status=500, message="oops")
+    judge.feed(with_log(wave(OTHER, Gait.LED, [failed]), NAMED))
+    assert {look.cell for look in judge.lacks()} == {ONE, OTHER}
+
+
 def test_a_compile_between_two_waves_is_an_event_of_the_whole_grid():
     """It is of no cell: the wave after it is quiet, and counts; those before it don't."""
     judge = judge_of(ONE, OTHER)
@@ -194,8 +205,8 @@ def test_steps_show_or_refute_a_batch_against_the_stamps(gait, shapes, because):
     """Stamps that look right don't save a batch that was another, nor do late ones spoil it."""
     right = held(FOUR) if gait is Gait.HELD else led(FOUR)
     wrong = held(FOUR, split=2) if gait is Gait.HELD else led(FOUR, firsts=[0.05, 0.06, 0.07, 0.08])
-    for wave in (right, wrong):
-        judged = judge_of(FOUR).feed(with_log(wave, steps(*shapes)))
+    for each in (right, wrong):
+        judged = judge_of(FOUR).feed(with_log(each, steps(*shapes)))
         assert judged.shown is (because is None)
         assert because is None or because in (judged.not_shown_because or "")
 
