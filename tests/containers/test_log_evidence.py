@@ -1,0 +1,65 @@
+"""A whole sidecar on what a real Docker Engine makes of an engine's log."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.containers.docker import Docker
+from tests.containers.test_log_sources import engine_socket, with_each  # noqa: F401 - a fixture
+from tests.live.process import free_port
+from tests.live.sidecar import Sidecar
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(180)]
+
+SHAPES = "grid: {concurrency: [1, 2], prompt_tokens: [64, 350], output_tokens: [4]}\n"
+SIM = (
+    *("sim", "--host", "0.0.0.0", "--port", "8000", "--start-delay-s", "0.5"),
+    *("--time-scale", "0.2", "--log-iterations"),
+)
+
+
+@pytest.mark.parametrize("kind", ["docker", "unix"])
+def test_the_log_of_a_container_carries_the_verdict_over_its_restart(
+    docker: Docker,
+    image: str,
+    tmp_path: Path,
+    kind: str,
+    engine_socket: str,  # noqa: F811
+) -> None:
+    """Fences come through, windows are whole, compiles find their cells: on both boots."""
+    port, name = free_port(), f"warmup-test-{time.time_ns()}"
+    socket = tmp_path / "log.sock"
+    driver = ("syslog-format=rfc5424micro", f"syslog-address=unix://{socket}")
+    if kind == "docker":
+        log, options = f"docker:///{name}?socket={engine_socket}", ()
+    else:
+        log = f"syslog+unix://{socket}"
+        options = ("--log-driver", "syslog", *with_each("--log-opt", driver))
+    with Sidecar(f"http://127.0.0.1:{port}", tmp_path, SHAPES, WARMUP_LOG=log) as sidecar:
+        container = docker.start(
+            image,
+            *("--no-healthcheck", "--name", name, "--publish", f"127.0.0.1:{port}:8000"),
+            *options,
+            command=SIM,
+        )
+        sidecar.wait_for("ready", limit_s=60)
+        check(sidecar, boots=1)
+        docker("restart", "--time", "2", container)
+        sidecar.wait_until("it is warm again", lambda: is_warm_again(sidecar), limit_s=60)
+        check(sidecar, boots=2)
+
+
+def is_warm_again(sidecar: Sidecar) -> bool:
+    body = sidecar.ready() or {}
+    return bool(body["ready"]) and body["boot"]["number"] == 2
+
+
+def check(sidecar: Sidecar, *, boots: int) -> None:
+    status = sidecar.get("/status") or {}
+    assert status["boot"]["number"] == boots
+    assert (status["evidence"], status["log"]) == ("log+latency+metrics", "complete")
+    assert status["facts"]["sources"]["max_num_batched_tokens"] == "log"
+    windows = {wave["window"] for cell in status["cells"] for wave in cell["waves"]}
+    assert windows == {"complete"}
+    assert any(cell["kernels"] for cell in status["cells"])
