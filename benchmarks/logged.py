@@ -62,6 +62,13 @@ def draw_habits(seed: int) -> Habits:
     )
 
 
+def could_be_whole(case: Case) -> bool:
+    """Whether nothing but a gap keeps this engine's log from proving silence."""
+    habits = draw_habits(case.seed)
+    kept_back = habits.lossy or habits.missing_rank or case.config.enforce_eager
+    return habits.verbose and not kept_back
+
+
 class _Lines:
     """What the simulator's log takes for a file."""
 

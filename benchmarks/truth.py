@@ -49,6 +49,7 @@ if str(ROOT) not in sys.path:
 from benchmarks.draws import Case, draw  # noqa: E402 - runs as a script too
 from benchmarks.forks import owed, owed_at_random, settled  # noqa: E402
 from benchmarks.gates import scenario  # noqa: E402
+from benchmarks.logged import could_be_whole  # noqa: E402
 from benchmarks.planted import PLANTED  # noqa: E402
 from benchmarks.warming import CONVERGE, LISTENING, REAL, Method, Warmed, warm  # noqa: E402
 from sidecar.core.cells import Role  # noqa: E402
@@ -83,6 +84,8 @@ class Outcome:
     """Warm passes taken beyond the 2 + f allowed; None where others or refusals took time too."""
     residual: tuple[int, int] = (0, 0)
     """Random replays that paid more than τ, of how many; of cells called warm."""
+    whole_log: bool = False
+    """Its log, where it is read, could be whole."""
     is_plain: bool = False
     """B is known, nobody else is there, no drafts, one rank: nothing but the waves decides."""
 
@@ -117,6 +120,7 @@ def examine(seed: int, rules: tuple[Rule, ...] = (), method: Method = REAL) -> O
         unproven_owing=sum(c.standing is Standing.UNPROVEN and c.cell.id in owing for c in grid),
         waves_per_look=len(warmed.runs) / max(warmed.looks, 1),
         passes_over=_passes_over(warmed, gate.proven),
+        whole_log=could_be_whole(warmed.case),
         is_plain=_is_plain(warmed.case),
         residual=_residual(warmed, grid) if seed % RESIDUAL_EVERY == 0 else (0, 0),
     )
@@ -192,6 +196,8 @@ def report(outcomes: Sequence[Outcome]) -> bool:
     print(f"unproven cells     {_share(unproven, cells)} of {cells}; {owing} of them owed")
     print(f"    plain engines     {among}: B known, one rank, no drafts, nobody else")
     _print_spread("waves per look", [o.waves_per_look for o in outcomes if o.proven])
+    whole = [o.waves_per_look for o in outcomes if o.proven and o.whole_log]
+    _print_spread("    log may be whole", whole)
     over = [o.passes_over for o in outcomes if o.passes_over is not None]
     _print_spread("warm passes beyond 2 + f", over)
     if over:

@@ -117,29 +117,22 @@ async def test_an_adopted_verdict_must_stand_on_the_log_too_where_that_is_requir
             assert (await sidecar.until_ready())["adopted"] is True
 
 
-async def test_the_costly_settings_are_warned_of_at_once(tmp_path):
-    """CUDA graphs off is said in /ready and in /metrics, as soon as the engine is met."""
-    path = tmp_path / "vllm.log"
+async def test_the_costly_settings_and_a_missing_log_are_warned_of(tmp_path):
+    """CUDA graphs off, said in /ready and /metrics; an eager engine has no monitor; and of two logs
+    the one that is not there is named."""
+    path, missing = tmp_path / "vllm.log", tmp_path / "nothing.log"
     eager = replace(VERBOSE, engine=replace(VERBOSE.engine, enforce_eager=True), rules=())
     async with (
         simulator(eager, log=Written(path)) as sim,
-        serving(sim.url, log=f"file://{path}") as sidecar,
+        serving(sim.url, log=f"file://{path} file://{missing}") as sidecar,
     ):
         body = await sidecar.until_ready()
         metrics = (await sidecar.client.get("/metrics")).text
         assert (await status(sidecar))["log"].startswith("none: with --enforce-eager")
     assert any("CUDA graphs are off" in warning for warning in body["warnings"])
+    assert f"log file://{missing}: {missing} is not there yet" in body["warnings"]
     assert 'warmup_engine_costly_setting{setting="cudagraphs_off"} 1.0' in metrics
-
-
-async def test_a_file_that_is_not_there_is_warned_of(tmp_path):
-    """The operator sees why there is no evidence."""
-    async with (
-        simulator(replace(VERBOSE, rules=()), log=io.StringIO()) as sim,
-        serving(sim.url, log=f"file://{tmp_path}/nothing.log") as sidecar,
-    ):
-        body = await sidecar.until(lambda b: any("not there yet" in w for w in b["warnings"]))
-        assert any(w.startswith("log file:///") for w in body["warnings"])
+    assert f'warmup_log_up{{source="file://{missing}"}} 0.0' in metrics
 
 
 async def test_a_warm_up_on_the_log_survives_a_restart_of_the_engine(tmp_path):
