@@ -34,6 +34,9 @@ FENCE_WAIT_S = 2.0
 _HOPELESS_WAIT_S, _HOPELESS_WAVES = 0.3, 3
 """Where no fence ever came: how long, and for how many waves, one is still waited for."""
 
+_AGAIN_S = 1.0
+"""Before a source that ended, which none does by itself, is opened again."""
+
 MAX_STREAMS = 64
 """Senders told apart; what more there are is counted and not read."""
 MAX_RECENT = 1000
@@ -193,9 +196,16 @@ class Evidence:
     # --- reading ---------------------------------------------------------------------------------
 
     async def _read(self, name: str, source: LogSource) -> None:
-        async with aclosing(source.lines()) as items:
-            async for item in items:
-                self._take(name, item)
+        while True:
+            try:
+                async with aclosing(source.lines()) as items:
+                    async for item in items:
+                        self._take(name, item)
+            except Exception as bug:
+                # A gate must outlive a bug. Its words could be a user's: they are not repeated.
+                log.error("a bug: %s as the log %s was read", type(bug).__name__, name)
+                self._gap(name, None, "a bug of the sidecar; see its log")
+            await asyncio.sleep(_AGAIN_S)
 
     def _take(self, name: str, item: Item) -> None:
         if isinstance(item, Line):

@@ -270,3 +270,22 @@ async def test_a_source_in_trouble_is_warned_of() -> None:
     assert evidence.warnings == ("log file:///logs/vllm.log: /logs/vllm.log is not there yet",)
     tape.trouble = None
     assert evidence.warnings == ()
+
+
+async def test_a_bug_in_the_reading_breaks_a_window_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The gate goes on; what the line said, which may be a user's, is not repeated."""
+    monkeypatch.setattr(module, "_AGAIN_S", 0.0)
+    tape = Tape()
+    async with reading(tape) as evidence:
+        tape.write(*START)
+        await evidence.adopt(tape.touch)
+        wave = await evidence.begin(tape.touch, EXPECTED)
+        tape.put("secret: no item at all")
+        tape.write(POST)
+        told = await wave.end()
+        assert (told.hearing, "a bug" in told.words) == (Hearing.PARTIAL, True)
+        assert (await wave_of(evidence, tape)).words == "complete"
+    assert "a bug: " in caplog.text
+    assert "secret" not in caplog.text
