@@ -60,6 +60,9 @@ class App:
             await answer.whole(json_reply({"error": "Unauthorized"}, 401))
         elif call.path == "/_sim":
             await answer.whole(self._knobs(call))
+        elif life.faults.rescaling and call.path != "/health":
+            scaling = "The model is currently scaling. Please try again later."
+            await answer.whole(json_reply({"error": scaling}, 503))
         elif (call.method, call.path) in GENERATING:
             is_chat = GENERATING[call.method, call.path]
             await generate(life, call, answer, is_chat=is_chat)
@@ -171,7 +174,8 @@ async def _server_info(life: Life, call: Call) -> Reply:
 
 
 async def _is_sleeping(life: Life, call: Call) -> Reply:
-    return json_reply({"is_sleeping": life.faults.sleep_level > 0})
+    # A paused scheduler counts too ([32] v1/engine/core.py, is_sleeping).
+    return json_reply({"is_sleeping": life.faults.sleep_level > 0 or life.faults.paused})
 
 
 async def _sleep(life: Life, call: Call) -> Reply:
@@ -193,7 +197,21 @@ def _slept(life: Life, knobs: Knobs) -> Reply:
 
 
 async def _is_paused(life: Life, call: Call) -> Reply:
-    return json_reply({"is_paused": False})
+    return json_reply({"is_paused": life.faults.sleep_level > 0 or life.faults.paused})
+
+
+async def _pause(life: Life, call: Call) -> Reply:
+    return _paused(life, Knobs(paused=True))
+
+
+async def _resume(life: Life, call: Call) -> Reply:
+    return _paused(life, Knobs(paused=False))
+
+
+def _paused(life: Life, knobs: Knobs) -> Reply:
+    life.faults.set(knobs)
+    life.adjust(life.profile)
+    return json_reply({"status": "paused" if life.faults.paused else "resumed"})
 
 
 async def _reset_prefix_cache(life: Life, call: Call) -> Reply:
@@ -220,6 +238,8 @@ DEV_ROUTES: dict[tuple[str, str], Handler] = {
     ("POST", "/wake_up"): _wake_up,
     ("GET", "/is_sleeping"): _is_sleeping,
     ("GET", "/is_paused"): _is_paused,
+    ("POST", "/pause"): _pause,
+    ("POST", "/resume"): _resume,
     ("POST", "/reset_prefix_cache"): _reset_prefix_cache,
 }
 """VLLM_SERVER_DEV_MODE=1"""

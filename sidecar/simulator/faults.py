@@ -46,6 +46,10 @@ class Knobs(BaseModel):
     reject: bool | None = None
     """503 to every request: an admission limit."""
     sleep_level: Literal[0, 1, 2] | None = None
+    paused: bool | None = None
+    """/pause: requests wait."""
+    rescaling: bool | None = None
+    """503 to everything but /health."""
     garbage: Garbage | Literal["off"] | None = None
     """What streams are made of instead: `sse` no JSON, `line` one endless line, `stream` events
     without end, `html` a page, `truncate` cut off before the end, `wrong_json` not a completion."""
@@ -69,6 +73,8 @@ class Faults:
     oom_above_tokens: int = 0
     reject: bool = False
     sleep_level: int = 0
+    paused: bool = False
+    rescaling: bool = False
     garbage: Garbage | None = None
     usage_offset: int = 0
     hang: bool = False
@@ -84,6 +90,8 @@ class Faults:
             "oom_above_tokens",
             "reject",
             "sleep_level",
+            "paused",
+            "rescaling",
             "usage_offset",
             "hang",
             "pace",

@@ -58,7 +58,8 @@ class Life:
         self.asker.profile = profile
         self.driver.set_pace(self.faults.pace)
         # A sleeping engine lets requests hang (seen on 0.32), as a stalled one does.
-        self.driver.hold(self.faults.hang or self.faults.sleep_level > 0)
+        asleep = self.faults.sleep_level > 0 or self.faults.paused
+        self.driver.hold(self.faults.hang or asleep)
 
     def metrics(self) -> str:
         started_unix_s = self.started_unix_s
