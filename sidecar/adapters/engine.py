@@ -14,6 +14,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt,
 
 from sidecar.adapters.answer import Answer, says
 from sidecar.adapters.healthline import HealthLine
+from sidecar.adapters.presence import PresenceLine
 from sidecar.adapters.target import Target, tls_context
 from sidecar.core import facts as learn_from
 from sidecar.core.boot import BootMark, mark_of
@@ -21,6 +22,7 @@ from sidecar.core.errors import ConfigError, EngineRejected, EngineUnavailable
 from sidecar.core.facts import EngineFacts
 from sidecar.core.health import Health
 from sidecar.core.metrics import Scrape, parse
+from sidecar.core.presence import Presence
 from sidecar.core.prompts import PHRASE, PROBE_TEXT, usable_ids
 from sidecar.core.sse import one_line
 
@@ -39,7 +41,7 @@ _TEMPLATE_FIELDS = ("chat_template_kwargs", "tools", "add_generation_prompt")
 """Fields of a chat variant that change the rendered prompt and that /tokenize takes too."""
 
 
-class TooBig(Exception):
+class TooBig(httpx.HTTPError):
     """An answer above the bound."""
 
 
@@ -88,6 +90,7 @@ class Engine:
         # A connection for each look: kept ones would all lead to the same engine behind a balancer.
         self._marking = client(limits=httpx.Limits(max_connections=16, max_keepalive_connections=0))
         self._line = HealthLine(client(limits=httpx.Limits(max_connections=1)), timeout_s)
+        self._presence = PresenceLine(lambda path: self._ask("GET", path), self.scrape)
 
     async def aclose(self) -> None:
         """Close the clients' connections."""
@@ -99,9 +102,13 @@ class Engine:
         """One look at /health. Never raises."""
         return await self._line.ask()
 
+    async def presence(self) -> Presence:
+        """Whether it serves, sleeps, is paused or rescaled. Never raises."""
+        return await self._presence.ask()
+
     async def touch(self, path: str) -> None:
         """GET a path for the line that it leaves in the engine's access log. Never raises."""
-        with contextlib.suppress(httpx.HTTPError, TooBig):
+        with contextlib.suppress(httpx.HTTPError):
             await self._once_more_if_closed(lambda: self._ask("GET", path))
 
     async def learn(self) -> EngineFacts:
@@ -110,6 +117,7 @@ class Engine:
         Raises EngineUnavailable (nobody there yet) or EngineRejected (wrong key, unknown model,
         not vLLM), each with one sentence.
         """
+        self._presence.forget()
         models = await self._get("/v1/models")
         self._check_accepted(models)
         listed = await self._json(models)
@@ -149,7 +157,7 @@ class Engine:
             answer = await self._once_more_if_closed(
                 lambda: self._ask("GET", "/metrics", client=client)
             )
-        except (httpx.HTTPError, TooBig):
+        except httpx.HTTPError:
             return None
         if answer.status != 200:
             return None
@@ -157,6 +165,7 @@ class Engine:
         # A page of 64 kB takes 0.7 ms; one of a stranger's megabytes is read beside the loop.
         large = len(page) > _LARGE_BYTES
         scrape = await to_thread.run_sync(parse, page) if large else parse(page)
+        self._presence.saw_asleep = bool(scrape.asleep)
         return scrape if scrape.is_vllm or scrape.process_start_s is not None else None
 
     async def tokenize_chat(self, text: str, fields: Mapping[str, Any]) -> int:
@@ -178,7 +187,7 @@ class Engine:
         asked = {"model": self._model, **body} if self._model else dict(body)
         try:
             answer = await self._ask("POST", "/tokenize", json.dumps(asked).encode(), timeout_s=30)
-        except (httpx.HTTPError, TooBig) as problem:
+        except httpx.HTTPError as problem:
             raise EngineUnavailable(self._sentence("/tokenize", problem)) from None
         if answer.status != 200:
             raise EngineUnavailable(f"{self.url}/tokenize answered {says(answer)}")
@@ -221,7 +230,7 @@ class Engine:
         timeout_s = _LEARN_TIMEOUT_S if path.startswith("/server_info") else self._timeout_s
         try:
             return await again(self._ask, "GET", path, timeout_s=timeout_s, client=client)
-        except (httpx.HTTPError, TooBig) as problem:
+        except httpx.HTTPError as problem:
             raise EngineUnavailable(self._sentence(path, problem)) from None
 
     async def _once_more_if_closed(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:

@@ -8,6 +8,7 @@ from sidecar.core.boot import BootMark
 from sidecar.core.facts import EngineFacts
 from sidecar.core.health import Health
 from sidecar.core.logs.facts import from_log
+from sidecar.core.presence import Presence
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,10 @@ class LoggedEngine:
     async def mark(self) -> BootMark:
         """What tells this boot from another. Never raises."""
         return await self.engine.mark()
+
+    async def presence(self) -> Presence:
+        """Whether it serves. Never raises."""
+        return await self.engine.presence()
 
     async def learn(self) -> EngineFacts:
         """What the engine answers, and where it is silent what its start lines told.

@@ -63,6 +63,8 @@ class Scrape:
     draft_positions: int | None = None
     """k: distinct positions in vllm:spec_decode_num_accepted_tokens_per_pos_total."""
     asleep: bool | None = None
+    sleep_level: int | None = None
+    """Of the deepest sleep; 0: only the scheduler rests. None: awake, or not told."""
 
     @property
     def ranks(self) -> int | None:
@@ -88,6 +90,8 @@ _OTHERS = (
     "engine_sleep_state",
     "spec_decode_num_accepted_tokens_per_pos_total",
 )
+_SLEEP_LEVELS = {"weights_offloaded": 1, "discard_all": 2}
+"""vLLM 0.33 v1/metrics/loggers.py, record_sleep_state."""
 _SAMPLE = re.compile(
     r"^(?:vllm:(" + "|".join([*_COUNTERS, *_OTHERS]) + r")|(process_start_time_seconds))"
     r'(?:\{([^"}\n]*(?:"(?:[^"\\\n]|\\.)*"[^"}\n]*)*)\})?[ \t]+([^ \t\r\n]+)',
@@ -111,6 +115,7 @@ class _Page:
         self.speculation = False
         self.process_start_s: float | None = None
         self.sleep: list[bool] = []
+        self.levels: list[int] = []
 
     def add(self, name: str, labels: Mapping[str, str], value: float) -> None:
         self.speculation = self.speculation or name in _SPECULATION
@@ -122,8 +127,11 @@ class _Page:
         elif name == "cache_config_info":
             self.cache_config[engine] = labels
         elif name == "engine_sleep_state":
-            if labels.get("sleep_state") == "awake":
+            state = labels.get("sleep_state")
+            if state == "awake":
                 self.sleep.append(value == 0)
+            elif state in _SLEEP_LEVELS:
+                self.levels.append(_SLEEP_LEVELS[state] if value else 0)
         elif name in _SPECULATION:
             self.positions.add(labels.get("position", ""))
         else:
@@ -153,6 +161,7 @@ def parse(text: str) -> Scrape:
         has_speculation=page.speculation,
         draft_positions=len(page.positions) or None,
         asleep=any(page.sleep) if page.sleep else None,
+        sleep_level=max(page.levels) if any(page.sleep) and page.levels else None,
     )
 
 
