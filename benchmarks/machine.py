@@ -16,6 +16,7 @@ from sidecar.core.facts import EngineFacts
 from sidecar.core.health import Health
 from sidecar.core.pacing import Pacer
 from sidecar.core.plan import Plan
+from sidecar.core.presence import Presence
 from sidecar.core.results import Outcome, Result, WaveResult
 from sidecar.simulator.engine import Engine
 
@@ -117,6 +118,10 @@ class Machine:
         await anyio.sleep(PROBE_S)
         later = self.state(anyio.current_time())
         return later if later is not Health.TIMEOUT else Health.TIMEOUT
+
+    async def presence(self) -> Presence:
+        await anyio.sleep(0.002)
+        return Presence.SERVING if self.state(anyio.current_time()).is_up else Presence.UNTOLD
 
     async def mark(self) -> BootMark:
         await anyio.sleep(0.005)

@@ -1,7 +1,8 @@
 """One warm-up: waves by the passes' order until nothing is lacking or the budget is spent."""
 
+import hashlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -9,13 +10,15 @@ import anyio
 
 from sidecar.core.boot import BootMark
 from sidecar.core.cells import Look
+from sidecar.core.deaths import Death
+from sidecar.core.errors import ExitCode
 from sidecar.core.facts import EngineFacts
 from sidecar.core.gate import Gate
 from sidecar.core.passes import Passes, Rest
 from sidecar.core.plan import Plan
 from sidecar.core.results import Outcome, WaveResult
 from sidecar.core.tally import MAX_ROWS, Totals, WaveRow, near_the_limit, row_of
-from sidecar.core.verdict import Judge, Opening
+from sidecar.core.verdict import GridVerdict, Judge, Opening, Standing
 from sidecar.watch import Watch
 
 _SHARE_FOR_EYES = 20
@@ -38,14 +41,22 @@ class Boot:
     facts: EngineFacts
     mark: BootMark
     nonce: str
+    met_at: float = 0.0
+    """Seconds since 1970, UTC."""
     plan: Plan | None = None
     judge: Judge | None = None
     replay: Replay | None = None
     opened: Opening | None = None
     """Set once the gate has been opened on this boot: it needs no second warm-up."""
     adopted: bool = False
+    adoptable: bool = True
+    """False: what was kept of it no longer holds."""
     attempts: int = 0
     in_flight: Look | None = None
+    failure: str = ""
+    """How the last wave failed, if it did."""
+    held: tuple[Death, ...] = ()
+    """Cells of the plan that an engine died on: they are not sent."""
     rows: deque[WaveRow] = field(default_factory=lambda: deque(maxlen=MAX_ROWS))
     rows_dropped: int = 0
     warnings: dict[str, str] = field(default_factory=dict)
@@ -54,6 +65,16 @@ class Boot:
     def add(self, row: WaveRow) -> None:
         self.rows_dropped += len(self.rows) == self.rows.maxlen
         self.rows.append(row)
+
+    def start_over(self, nonce: str) -> None:
+        """The same process has to be warmed again. The nonce is a new one: its prefix cache may
+        know the prompts of the last."""
+        self.nonce = nonce
+        self.plan = self.judge = self.replay = self.opened = None
+        self.adopted = self.adoptable = False
+        self.rows.clear()
+        self.rows_dropped = 0
+        self.warnings.clear()
 
 
 class Attempt:
@@ -70,7 +91,12 @@ class Attempt:
         watch: Watch,
         utc: Callable[[], float],
         on_warning: Callable[[], None],
+        before_wave: Callable[[Look], Awaitable[None]],
+        after_wave: Callable[[], Awaitable[None]],
     ) -> None:
+        """`before_wave` and `after_wave` note what is in flight; neither raises."""
+        self._before_wave = before_wave
+        self._after_wave = after_wave
         self._boot = boot
         self._judge = judge
         self._replay = replay
@@ -107,6 +133,8 @@ class Attempt:
 
     async def _wave(self, look: Look) -> None:
         boot, gate = self._boot, self._gate
+        boot.failure = ""
+        await self._before_wave(look)
         released_at, began_at = self._utc(), anyio.current_time()
         boot.in_flight = look
         gate.note(is_active=True)
@@ -116,6 +144,7 @@ class Attempt:
             gate.note(totals=gate.snapshot.totals.with_cancelled())
             raise
         judged = self._judge.feed(wave)
+        boot.failure = judged.failed or ""
         boot.add(row_of(judged, at=released_at))
         self._took_s[look] = anyio.current_time() - began_at
         self.totals = self.totals.with_wave(judged)
@@ -132,6 +161,7 @@ class Attempt:
             # The next wave would only be blamed for an engine that this one may have killed.
             await self._watch.stop_if_lost(boot.mark)
         boot.in_flight = None
+        await self._after_wave()
 
     def _tell(self, began_at: float) -> None:
         """How far it is, and the verdict as of now."""
@@ -157,3 +187,14 @@ class Attempt:
         mean_s = sum(self._took_s.values()) / len(self._took_s)
         known_s = sum(self._took_s.get(look, mean_s) for look in lacking)
         return known_s + mean_s * max(0, waves_left - len(lacking))
+
+
+def seed_of(nonce: str, attempt: int) -> int:
+    """The order of looks follows from the nonce, so that a run can be told from its report."""
+    return int.from_bytes(hashlib.sha256(f"{nonce}/{attempt}".encode()).digest()[:8])
+
+
+def exit_code_of(verdict: GridVerdict) -> ExitCode:
+    """Of a gate that stays shut: cold or failed cells, or nothing but missing proof."""
+    bad = any(c.standing in (Standing.COLD, Standing.FAILED) for c in verdict.cells)
+    return ExitCode.NOT_CONVERGED if bad else ExitCode.EVIDENCE_MISSING

@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from sidecar import __version__
+from sidecar.core.escapes import MAX_LABELS, is_name
 from sidecar.core.gate import Snapshot, State
 from sidecar.core.logitems import SourceState
 from sidecar.core.logs.evidence import Hearing
@@ -21,9 +22,6 @@ from sidecar.core.tally import WaveOutcome
 from sidecar.core.verdict import Call, GridVerdict
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-
-MAX_LABELS = 100
-"""Kernels told apart; a model compiles some dozens."""
 
 
 def render(snapshot: Snapshot) -> bytes:
@@ -43,6 +41,7 @@ class _Families(Collector):
         yield from _costly(self._snapshot)
         if self._snapshot.logs:
             yield from _sources(self._snapshot.logs)
+        yield from _escaped(self._snapshot)
         if self._snapshot.verdict is not None:
             yield from _cells(self._snapshot.verdict)
             yield from _log(self._snapshot.verdict)
@@ -70,6 +69,9 @@ def _state(snapshot: Snapshot) -> Iterator[Metric]:
         "warmup_adopted",
         "1 while the gate is open on a verdict from before the sidecar's restart.",
         snapshot.adopted,
+    )
+    yield GaugeMetricFamily(
+        "warmup_held_cells", "Cells not sent: an engine died on them.", value=len(snapshot.held)
     )
     yield _flag("warmup_active", "1 while a wave is being sent.", snapshot.is_active)
     if snapshot.warmup_s is not None:
@@ -183,6 +185,20 @@ def _sources(logs: Iterable[SourceState]) -> Iterator[Metric]:
     yield from (up, lines, breaks, lost)
 
 
+def _escaped(snapshot: Snapshot) -> Iterator[Metric]:
+    """No sample where no log is read: nothing heard is not nothing compiled."""
+    if snapshot.escapes is None:
+        return
+    family = CounterMetricFamily(
+        "warmup_jit_escapes",
+        "Compile lines that came while the gate was open.",
+        labels=["backend", "kernel"],
+    )
+    for (backend, kernel), count in snapshot.escapes.counts.items():
+        family.add_metric([backend, kernel], count)
+    yield family
+
+
 def _log(verdict: GridVerdict) -> Iterator[Metric]:
     """What the engine's log showed; no sample where none is read."""
     if verdict.log is None:
@@ -224,10 +240,6 @@ def bounded(counts: Mapping[tuple[str, str], int]) -> Mapping[tuple[str, str], i
     """
     named: Counter[tuple[str, str]] = Counter()
     for (backend, kernel), count in Counter(counts).most_common():
-        known = _is_name(backend) and _is_name(kernel) and len(named) < MAX_LABELS
+        known = is_name(backend) and is_name(kernel) and len(named) < MAX_LABELS
         named[(backend, kernel) if known else ("other", "other")] += count
     return named
-
-
-def _is_name(text: str) -> bool:
-    return text.isascii() and text.replace("_", "a").replace(".", "a").isalnum() and len(text) <= 80

@@ -1,17 +1,21 @@
-"""What outlives the sidecar: the verdict of a boot, and the report of each warm-up."""
+"""What outlives the sidecar: the verdict of a boot, the report of each warm-up, and which cell was
+in flight when an engine died."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol
 
 from sidecar.attempt import Boot
 from sidecar.core.boot import BootMark
+from sidecar.core.cells import Look
+from sidecar.core.deaths import Cause, Death, InFlight, death_of, held, is_death, told
+from sidecar.core.escapes import Escape
 from sidecar.core.kept import Kept, objection
 from sidecar.core.plan import Plan
 from sidecar.core.policy import Policy
-from sidecar.core.report import Report
+from sidecar.core.report import Report, with_escapes
 from sidecar.core.tally import Totals
 from sidecar.core.verdict import GridVerdict, Opening
 
@@ -37,6 +41,32 @@ class Store(Protocol):
 
     async def add_report(self, report: Report) -> None: ...
 
+    async def add_escapes(self, nonce: str, escapes: Sequence[Escape]) -> None:
+        """To the last report, where it is the one of this run."""
+        ...
+
+    async def forget(self) -> None:
+        """The kept verdict does not hold any more."""
+        ...
+
+    async def take_off(self, wave: InFlight) -> None:
+        """This wave is in flight, and no other; written before it is sent."""
+        ...
+
+    async def land(self) -> None:
+        """Nothing is in flight."""
+        ...
+
+    async def in_flight(self) -> InFlight | None: ...
+
+    async def bury(self, death: Death) -> None:
+        """Remember it, and that nothing is in flight."""
+        ...
+
+    async def deaths(self) -> tuple[Death, ...]:
+        """Those that no operator has cleared, oldest first."""
+        ...
+
 
 class Record:
     """Writes down what was found, and reads what an earlier sidecar had found."""
@@ -49,6 +79,8 @@ class Record:
         """A verdict that could not be kept: the volume was full, or away."""
         self.report: Report | None = None
         """Of the last warm-up that ended with a verdict."""
+        self._wave: InFlight | None = None
+        self._is_closed = False
 
     @property
     def troubles(self) -> tuple[str, ...]:
@@ -130,3 +162,68 @@ class Record:
                 nonce=boot.nonce,
             )
             self._lacking = None if await self._store.keep(kept) else kept
+
+    async def add_escapes(self, boot: Boot, escapes: Sequence[Escape]) -> None:
+        """What compiled while the gate was open belongs to the report of the warm-up before."""
+        if self.report is not None and self.report.nonce == boot.nonce:
+            self.report = with_escapes(self.report, escapes)
+        if self._store is not None and escapes:
+            await self._store.add_escapes(boot.nonce, escapes)
+
+    async def forget(self) -> None:
+        """What was kept no longer holds, though the same process lives."""
+        self._lacking = None
+        if self._store is not None:
+            await self._store.forget()
+
+    # --- cells that an engine died on ------------------------------------------------------------
+
+    async def take_off(self, boot: Boot, look: Look) -> None:
+        """A wave is about to be sent."""
+        if self._store is None or self._is_closed:
+            return
+        self._wave = InFlight(
+            cell=look.cell.id,
+            gait=look.gait,
+            at=self._utc(),
+            boot=boot.mark,
+            url=self._policy.url,
+            model=boot.facts.model,
+            version=boot.facts.version,
+        )
+        await self._store.take_off(self._wave)
+
+    async def land(self) -> None:
+        """It came back, or was cut off by us while the engine lived."""
+        if self._store is not None and self._wave is not None:
+            self._wave = None
+            await self._store.land()
+
+    async def fall(self, cause: Cause) -> None:
+        """The engine went while it was in flight."""
+        if self._store is not None and self._wave is not None:
+            self._wave = replace(self._wave, lost=True, cause=cause)
+            await self._store.take_off(self._wave)
+
+    async def close(self) -> None:
+        """The sidecar ends in order: what it cuts off did not kill the engine."""
+        self._is_closed = True
+        if self._wave is not None and not self._wave.lost:
+            await self.land()
+
+    async def judge_flight(self, boot: Boot) -> None:
+        """A boot is there: whether the wave that was in flight last had killed the one before."""
+        wave = None if self._store is None else await self._store.in_flight()
+        if self._store is None or wave is None:
+            return
+        self._wave = None
+        if not is_death(wave, boot.mark):
+            await self._store.land()
+            return
+        death = death_of(wave)
+        log.warning("%s", told(death))
+        await self._store.bury(death)
+
+    async def held(self, plan: Plan) -> tuple[Death, ...]:
+        """Cells of this plan that must not be sent."""
+        return () if self._store is None else held(await self._store.deaths(), plan)

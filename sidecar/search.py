@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import anyio
@@ -12,6 +12,7 @@ from sidecar.core.errors import EngineRejected, EngineUnavailable
 from sidecar.core.facts import EngineFacts
 from sidecar.core.health import Health
 from sidecar.core.policy import Rhythm
+from sidecar.core.presence import Presence, sentence
 from sidecar.watch import NOT_ONE_ENGINE, Probed, is_telling, telling_mark
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ class Found:
 
     mark: BootMark
     facts: EngineFacts | None
+    presence: Presence = Presence.SERVING
+    """What it did instead of serving while it was waited for, if anything; the deepest of it."""
 
 
 class Search:
@@ -53,6 +56,7 @@ class Search:
         self._tell = tell
         self._saw_several = False
         self._bug = ""
+        self._presence = Presence.SERVING
 
     async def find(self, known: BootMark | None, *, broken: bool) -> Found:
         """Wait, without end, for an engine. `tell` is given the problem and the seconds waited.
@@ -61,11 +65,14 @@ class Search:
         so that a boot which can't be told from it counts as new.
         """
         began_at = anyio.current_time()
+        self._presence = Presence.SERVING
         while True:
             health = await self._engine.health()
             broken = broken or health.breaks
             try:
-                return await self._try(health, known, broken)
+                await self._must_serve(health)
+                found = await self._try(health, known, broken)
+                return replace(found, presence=self._presence)
             except EngineUnavailable as problem:
                 trouble = problem
             except Exception as bug:
@@ -76,6 +83,17 @@ class Search:
                 trouble = EngineUnavailable(f"a bug of the sidecar: {bug!r}; see its log")
             self._tell(trouble, anyio.current_time() - began_at)
             await anyio.sleep(self._rhythm.search_every_s)
+
+    async def _must_serve(self, health: Health) -> None:
+        """Raises EngineUnavailable while a living engine sleeps, is paused or is rescaled."""
+        if health.is_late or health is Health.REFUSED:
+            return
+        presence = await self._engine.presence()
+        if not presence.is_away:
+            return
+        if self._presence is Presence.SERVING or not presence.keeps_kernels:
+            self._presence = presence
+        raise EngineUnavailable(sentence(presence))
 
     async def _try(self, health: Health, known: BootMark | None, broken: bool) -> Found:
         if health.is_up and known is not None and not self._saw_several:

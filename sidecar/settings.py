@@ -103,6 +103,10 @@ class Settings(BaseSettings):
         default="none",
         description="`log`: the gate stays shut (`once`: exit 5) unless the log was seen whole.",
     )
+    sleep_keeps_verdict: bool = Field(
+        default=False,
+        description="Open again without another warm-up after a sleep of level 1 or a pause.",
+    )
     start_deadline_s: float = Field(
         default=3600.0,
         gt=0,

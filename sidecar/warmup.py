@@ -2,42 +2,39 @@
 
 It orders and decides nothing itself: decisions are `core`'s, effects the adapters'. It is the
 gate's only writer. Its parts: `search` finds a boot, `record` says whether an earlier sidecar had
-warmed it, `attempt` sends the waves, `watch` loses it again, `door` moves the gate and what hangs
-on it. All its time is the event loop's (`anyio.current_time`, `anyio.sleep`), so that
-it runs on a virtual clock too.
+warmed it, `warming` sends one `attempt` after another until the gate is open, `watch` loses it
+again, `ear` hears of it beside that, `door` moves the gate and what hangs on it. All its time is
+the event loop's (`anyio.current_time`, `anyio.sleep`), so that it runs on a virtual clock too.
 """
 
-import hashlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import anyio
 
-from sidecar.attempt import Attempt, Boot, Replay
+from sidecar.attempt import Boot, Replay
+from sidecar.core import deaths, escapes
 from sidecar.core.boot import BootMark, Sightings
-from sidecar.core.errors import ConfigError, EngineUnavailable, ExitCode, WarmupError
+from sidecar.core.cells import Look
+from sidecar.core.errors import EngineUnavailable
 from sidecar.core.facts import EngineFacts, costly
 from sidecar.core.gate import Event, Snapshot, State
-from sidecar.core.passes import Passes, Progress
 from sidecar.core.plan import Plan
 from sidecar.core.policy import Policy
+from sidecar.core.presence import Presence
 from sidecar.core.report import Report
-from sidecar.core.verdict import GridVerdict, Judge, Opening, Standing, opening
+from sidecar.core.seen import Seen
 from sidecar.door import Door, ReadyFile
+from sidecar.ear import Ear
 from sidecar.record import Record, Store
 from sidecar.search import Found, Learned, Search
+from sidecar.warming import Warming
 from sidecar.watch import Loss, Watch
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class _Shut:
-    """Why an attempt did not open the gate."""
-
-    reasons: tuple[str, ...]
-    exit_code: ExitCode
+_STOP_LIMIT_S = 0.5
+"""For the state folder, when the sidecar is told to end."""
 
 
 class Conductor:
@@ -56,13 +53,13 @@ class Conductor:
         ready_file: ReadyFile | None = None,
         on_change: Callable[[Snapshot], None] | None = None,
         more_warnings: Callable[[], tuple[str, ...]] = tuple,
+        reject_start: Callable[[], None] | None = None,
     ) -> None:
         """`replay_for` is given the plan and the nonce of the run; `utc` are seconds since 1970;
-        `more_warnings` are those of what runs beside the conductor."""
+        `more_warnings` are those of what runs beside the conductor. Where a log is read, `hear`
+        is told of it, and `reject_start` called when a start that it told of was none."""
         self._policy = policy
         self._engine = engine
-        self._plan_for = plan_for
-        self._replay_for = replay_for
         self._utc = utc
         self._nonce = nonce
         self._more_warnings = more_warnings
@@ -71,8 +68,26 @@ class Conductor:
         self._gate = self._door.gate
         self._sightings = Sightings()
         self._search = Search(engine, self._sightings, policy.rhythm, self._tell_waiting)
+        self._ear = Ear(policy, self._gate, utc=utc, reject_start=reject_start or _nothing)
+        if reject_start is not None:
+            self._gate.note(escapes=self._ear.escapes)
+        self._warming = Warming(
+            policy,
+            engine=engine,
+            plan_for=plan_for,
+            replay_for=replay_for,
+            door=self._door,
+            record=self._record,
+            utc=utc,
+            nonce=nonce,
+            warn=self._warn,
+            on_wave=self._ear.clear,
+            on_open=self._on_open,
+        )
         self._boot: Boot | None = None
         self._lost_because: tuple[str, ...] = ()
+        self._fallen: Look | None = None
+        """The look whose wave was in flight when the engine was lost last."""
 
     @property
     def snapshot(self) -> Snapshot:
@@ -82,6 +97,13 @@ class Conductor:
     def report(self) -> Report | None:
         """Of the last warm-up that ended with a verdict."""
         return self._record.report
+
+    def hear(self, seen: Seen) -> None:
+        """Something that the engine's log showed beside the waves."""
+        before = self._ear.escapes.total
+        self._ear.hear(seen)
+        if self._ear.escapes.total != before:
+            self._warn(self._boot)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -104,44 +126,62 @@ class Conductor:
                 await self._door.moved.wait()
 
     async def _find_and_live(self) -> None:
-        broken = True
+        broken, voids = True, False
         while True:
             known = None if self._boot is None else self._boot.mark
-            boot = self._boot = self._meet(
-                await self._search.find(known, broken=broken), self._boot
-            )
+            found = await self._search.find(known, broken=broken)
+            voids = voids or self._does_void(found.presence)
+            if voids:
+                await self._record.forget()
+            boot = self._boot = self._ear.boot = self._meet(found, self._boot, voids=voids)
+            await self._record.judge_flight(boot)
             loss = await self._live(boot)
-            broken = loss.broken
+            broken, voids = loss.broken, loss.voids or self._does_void(loss.presence)
             log.warning("the engine was lost: %s (nonce=%s)", loss.reason, boot.nonce)
+            await self._write_down(loss, boot, voids=voids)
+
+    async def _write_down(self, loss: Loss, boot: Boot, *, voids: bool) -> None:
+        """What must not be forgotten if the sidecar goes too."""
+        if voids:
+            await self._record.forget()
+        if loss.presence.is_away or self._fallen is None:
+            await self._record.land()
+        elif loss.broken:
+            await self._record.fall(self._cause(loss, boot))
+        await self._record.add_escapes(boot, self._ear.take_unreported())
+
+    def _cause(self, loss: Loss, boot: Boot) -> deaths.Cause:
+        return deaths.cause_of(self._ear.signs, says_dead=loss.says_dead, failure=boot.failure)
+
+    def _does_void(self, presence: Presence) -> bool:
+        """Whether an engine that was away must be warmed again, though its process lives."""
+        is_kept = self._policy.sleep_keeps_verdict and presence.keeps_kernels
+        return presence.is_away and not is_kept
 
     async def stop(self) -> None:
         """Shut the gate for good. What still runs may not open it any more."""
         await self._door.stop()
+        with anyio.move_on_after(_STOP_LIMIT_S):
+            await self._record.close()
 
     async def settle(self) -> None:
         """See to it that the ready file says what the gate says."""
         await self._door.settle()
 
-    def _meet(self, found: Found, boot: Boot | None) -> Boot:
+    def _meet(self, found: Found, boot: Boot | None, *, voids: bool) -> Boot:
         if found.facts is None and boot is not None:
             boot.mark = found.mark
             log.info("engine=%s is back, the same boot", self._policy.url)
+            if voids:
+                self._start_over(boot)
             return boot
         facts = found.facts or EngineFacts()
-        boot = Boot(facts=facts, mark=found.mark, nonce=self._nonce())
+        boot = Boot(facts=facts, mark=found.mark, nonce=self._nonce(), met_at=self._utc())
+        boot.adoptable = not voids
+        self._ear.met()
         totals = self._gate.snapshot.totals.with_boot()
-        self._gate.note(
-            engine=facts,
-            boot=found.mark,
-            nonce=boot.nonce,
-            reasons=(),
-            totals=totals,
-            verdict=None,
-            waves=(),
-            waves_dropped=0,
-            progress=None,
-            warmup_s=None,
-        )
+        self._gate.note(engine=facts, boot=found.mark, reasons=(), totals=totals)
+        self._note_nothing_sent(boot)
         log.info(
             "engine=%s found: model=%s version=%s boot=%d nonce=%s",
             self._policy.url,
@@ -152,146 +192,58 @@ class Conductor:
         )
         return boot
 
+    def _start_over(self, boot: Boot) -> None:
+        boot.start_over(self._nonce())
+        self._note_nothing_sent(boot)
+
+    def _note_nothing_sent(self, boot: Boot) -> None:
+        self._gate.note(
+            nonce=boot.nonce,
+            verdict=None,
+            waves=(),
+            waves_dropped=0,
+            progress=None,
+            warmup_s=None,
+            held=(),
+        )
+
     async def _live(self, boot: Boot) -> Loss:
         """All that happens during one boot, or during one stretch of it without interruption."""
         watch = Watch(self._engine, self._sightings, self._policy.rhythm)
 
         async def on_mark(mark: BootMark) -> None:
             boot.mark = mark
+            self._ear.still_there()
             self._gate.note(boot=mark)
             self._warn(boot)
             await self._record.refresh(boot)
+            await self._record.add_escapes(boot, self._ear.take_unreported())
 
         async with anyio.create_task_group() as group:
-            group.start_soon(self._work, boot, watch)
+            group.start_soon(self._warming.run, boot, watch)
+            self._ear.watch = watch
             loss = await watch.until_lost(boot.mark, on_mark)
+            self._ear.watch = None
             # Shut before what runs is cancelled: a probe may come in between.
             self._shut(loss, boot)
             group.cancel_scope.cancel()
         return loss
 
-    async def _work(self, boot: Boot, watch: Watch) -> None:
-        if boot.opened is not None:
-            self._open(Event.RETURNED, boot)
-            return
-        if await self._adopt(boot, watch):
-            return
-        pause_s = self._policy.retry_first_s
-        while True:
-            self._door.move(Event.FOUND)
-            shut = await self._attempt(boot, watch)
-            if shut is None:
-                return
-            reasons = (*shut.reasons, f"tried again in {pause_s:.0f} s")
-            self._door.move(Event.GAVE_UP, reasons=reasons, exit_code=shut.exit_code)
-            await anyio.sleep(pause_s)
-            pause_s = min(2 * pause_s, self._policy.retry_longest_s)
-
-    async def _adopt(self, boot: Boot, watch: Watch) -> bool:
-        """Open on the verdict that was kept, where it holds for this boot; nothing is sent."""
-        kept = await self._record.kept_for(boot)
-        self._warn(boot)
-        if kept is None:
-            return False
-        await watch.stop_if_lost(boot.mark)
-        boot.adopted = True
-        boot.nonce = kept.nonce
-        boot.opened = Opening(open=True, proven=kept.proven, reasons=kept.reasons)
-        cells = kept.verdict.cells
-        done = sum(cell.standing is Standing.DONE for cell in cells)
-        self._gate.note(
-            verdict=kept.verdict,
-            nonce=kept.nonce,
-            progress=Progress(passes=0, cells_done=done, cells_total=len(cells), waves_left=0),
-        )
-        self._open(Event.ADOPTED, boot)
-        return True
-
-    async def _attempt(self, boot: Boot, watch: Watch) -> _Shut | None:
-        """One warm-up and what it led to; None: the gate is open."""
-        try:
-            return await self._warm(boot, watch)
-        except WarmupError as problem:
-            if isinstance(problem, ConfigError):
-                # It may rest on what could not be learned at that moment: learn and plan anew.
-                boot.plan = boot.judge = boot.replay = None
-            if isinstance(problem, EngineUnavailable):
-                await watch.stop_if_lost(boot.mark)
-            return _Shut((str(problem),), problem.exit_code)
-        except Exception as problem:
-            boot.in_flight = None
-            log.exception("a bug: the gate stays shut")
-            return _Shut((f"a bug of the sidecar: {problem!r}; see its log",), ExitCode.BUG)
-
-    async def _warm(self, boot: Boot, watch: Watch) -> _Shut | None:
-        if boot.plan is None and boot.attempts:
-            boot.facts = await self._engine.learn()
-            self._gate.note(engine=boot.facts)
-        boot.attempts += 1
-        plan = boot.plan = boot.plan or self._plan_for(boot.facts)
-        self._warn(boot)
-        if plan.refusal is not None:
-            raise ConfigError(plan.refusal)
-        policy = self._policy
-        judge = boot.judge = boot.judge or Judge(plan, plan.facts, policy.converge)
-        replay = boot.replay = boot.replay or self._replay_for(plan, boot.nonce)
-        passes = Passes(
-            plan,
-            judge,
-            budget_s=policy.budget_s,
-            max_passes=policy.max_passes,
-            seed=_seed(boot.nonce, boot.attempts - 1),
-        )
-        attempt = Attempt(
-            boot,
-            judge=judge,
-            replay=replay,
-            passes=passes,
-            gate=self._gate,
-            watch=watch,
-            utc=self._utc,
-            on_warning=lambda: self._warn(boot),
-        )
-        began = self._utc()
-        await attempt.run()
-        verdict = judge.verdict()
-        decided = opening(
-            verdict, open_unproven=policy.open_unproven, require_log=policy.require_log
-        )
-        await self._record.add(
-            boot,
-            plan,
-            verdict,
-            decided,
-            began=began,
-            totals=attempt.totals,
-            warnings=self._gate.snapshot.warnings,
-        )
-        self._warn(boot)
-        if not decided.open:
-            return _Shut(decided.reasons, _exit_code(verdict))
-        # Nothing was asked since the last wave: the engine may have gone or been replaced.
-        await watch.stop_if_lost(boot.mark)
-        boot.opened = decided
-        self._open(Event.PASSED, boot)
-        return None
-
-    def _open(self, event: Event, boot: Boot) -> None:
-        assert boot.opened is not None
+    def _on_open(self) -> None:
         self._lost_because = ()
-        self._door.open(event, boot.opened, adopted=boot.adopted)
-        self._warn(boot)
+        self._ear.opened()
 
     def _shut(self, loss: Loss, boot: Boot) -> None:
         reasons: tuple[str, ...] = (loss.reason,)
-        if boot.in_flight is not None:
-            look, boot.in_flight = boot.in_flight, None
+        look, boot.in_flight = boot.in_flight, None
+        self._fallen = look
+        if look is not None:
             reasons = (*reasons, f"a wave of {look.cell.id} ({look.gait}) was in flight")
         self._lost_because = reasons
         self._door.move(Event.LOST, reasons=reasons)
 
     def _tell_waiting(self, problem: EngineUnavailable, waited_s: float) -> None:
-        reasons = (*self._lost_because, str(problem))
+        reasons = tuple(dict.fromkeys((*self._lost_because, str(problem))))
         deadline_s = self._policy.start_deadline_s
         is_over = waited_s >= deadline_s
         if is_over:
@@ -306,13 +258,16 @@ class Conductor:
         plan = () if boot is None or boot.plan is None else boot.plan.warnings
         engine = () if boot is None else costly(boot.facts)
         waves = () if boot is None else tuple(boot.warnings.values())
-        before = tuple(f"before, on the last boot: {reason}" for reason in self._lost_because)
+        log_of = self._ear.escapes
+        escaped = () if boot is None else escapes.told(log_of, since=boot.met_at)
+        before = tuple(f"before: {reason}" for reason in self._lost_because)
         warnings = (
             *self._policy.warnings,
             *self._record.troubles,
             *self._door.troubles,
             *before,
             *engine,
+            *escaped,
             *self._more_warnings(),
             *waves,
             *plan,
@@ -320,12 +275,5 @@ class Conductor:
         self._gate.note(warnings=warnings)
 
 
-def _seed(nonce: str, attempt: int) -> int:
-    """The order of looks follows from the nonce, so that a run can be told from its report."""
-    return int.from_bytes(hashlib.sha256(f"{nonce}/{attempt}".encode()).digest()[:8])
-
-
-def _exit_code(verdict: GridVerdict) -> ExitCode:
-    """Of a gate that stays shut: cold or failed cells, or nothing but missing proof."""
-    bad = any(c.standing in (Standing.COLD, Standing.FAILED) for c in verdict.cells)
-    return ExitCode.NOT_CONVERGED if bad else ExitCode.EVIDENCE_MISSING
+def _nothing() -> None:
+    """No log is read."""

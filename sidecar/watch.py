@@ -9,6 +9,7 @@ import anyio
 from sidecar.core.boot import BootMark, Sameness, Sightings, compare
 from sidecar.core.health import Health
 from sidecar.core.policy import Rhythm
+from sidecar.core.presence import Presence, sentence
 
 RESTARTED = "the engine was restarted"
 UNTOLD = (
@@ -24,17 +25,22 @@ NOT_ONE_ENGINE = (
 
 
 class Probed(Protocol):
-    """What the watch asks of an engine. Neither call raises; both have limits of their own."""
+    """What the watch asks of an engine. No call raises, and each has a limit of its own."""
 
     async def health(self) -> Health: ...
 
     async def mark(self) -> BootMark: ...
+
+    async def presence(self) -> Presence: ...
 
 
 _TRIES = 3
 """Marks asked for before it is said that /metrics tells nothing."""
 
 _NOTHING = BootMark()
+
+_SOON_S = 0.5
+"""For a second look while the gate still is open, and should be shut within two seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,11 @@ class Loss:
     reason: str
     broken: bool
     """A connection broke or was refused: a restart can't be ruled out."""
+    presence: Presence = Presence.SERVING
+    """What the engine does instead of serving, though its process lives."""
+    voids: bool = False
+    """Other than that, why the verdict no longer holds for the same process."""
+    says_dead: bool = False
 
 
 def is_telling(mark: BootMark) -> bool:
@@ -74,6 +85,7 @@ class Watch:
         self._look_closer = anyio.Event()
         self._broke = False
         self._is_late = False
+        self._hint = ""
 
     def report(self, loss: Loss) -> None:
         """End the watch; the first loss is the one that counts."""
@@ -88,10 +100,17 @@ class Watch:
         async with anyio.create_task_group() as group:
             group.start_soon(self._watch_health)
             group.start_soon(self._watch_identity, mark, on_mark)
+            group.start_soon(self._watch_presence)
             await self._lost.wait()
             group.cancel_scope.cancel()
         assert self._loss is not None
         return self._loss
+
+    def hint(self, what: str, *, broke: bool) -> None:
+        """Somebody else saw something of the engine's end or start: look now. `broke` says that
+        it is sure, so that an engine which can't be told from the one before counts as new."""
+        self._hint = what
+        self._look(broke=broke)
 
     async def stop_if_lost(self, mark: BootMark) -> None:
         """Ask once more, now, for the life and the identity of what left `mark`. If that is gone
@@ -103,9 +122,11 @@ class Watch:
         while health.is_late:
             await anyio.sleep(self._rhythm.between_marks_s)
             health = await self._engine.health()
-        self._judge(health)
+        await self._judge(health)
         if self._loss is None:
             self._compare(mark, await self._engine.mark(), broke=False)
+        if self._loss is None:
+            self._judge_presence(await self._engine.presence())
         if self._loss is not None:
             await anyio.sleep_forever()
 
@@ -122,7 +143,7 @@ class Watch:
                 if late:
                     self._look(broke=unreached)
                 late, unreached = 0, False
-                self._judge(health)
+                await self._judge(health)
                 continue
             late_since = late_since if late else asked_at
             late += 1
@@ -132,13 +153,35 @@ class Watch:
                 reason = f"/health has not answered for {late_for_s:.0f} s ({late} times in a row)"
                 self.report(Loss(reason, broken=unreached))
 
-    def _judge(self, health: Health) -> None:
+    async def _judge(self, health: Health) -> None:
         if health is Health.REFUSED:
-            self.report(Loss("the engine is gone: its connection broke or was refused", True))
+            reason = "the engine is gone: its connection broke or was refused"
+            self.report(Loss(self._with_hint(reason), True))
         elif health is Health.UNAVAILABLE:
-            self.report(Loss("the engine says that it is dead: /health answers 5xx", True))
+            # A dead engine's API process still answers what needs no engine; a rescaling one
+            # does not.
+            presence = Presence.UNTOLD
+            with anyio.move_on_after(_SOON_S):
+                presence = await self._engine.presence()
+            if presence is Presence.RESCALING:
+                self._judge_presence(presence)
+                return
+            reason = "the engine says that it is dead: /health answers 5xx"
+            self.report(Loss(self._with_hint(reason), True, says_dead=True))
         elif health is Health.RECONNECTED:
             self._look(broke=True)
+
+    def _judge_presence(self, presence: Presence) -> None:
+        if presence.is_away:
+            self.report(Loss(sentence(presence), broken=False, presence=presence))
+
+    async def _watch_presence(self) -> None:
+        while self._loss is None:
+            await anyio.sleep(self._rhythm.presence_every_s)
+            self._judge_presence(await self._engine.presence())
+
+    def _with_hint(self, reason: str) -> str:
+        return f"{reason} ({self._hint})" if self._hint else reason
 
     def _look(self, *, broke: bool) -> None:
         """Have the identity looked at now, and not when it is due."""
@@ -163,15 +206,15 @@ class Watch:
             elif is_telling(later) and self._sightings.see(later):
                 self.report(Loss(NOT_ONE_ENGINE, broken=False))
             elif self._compare(mark, later, broke=broke) and is_telling(later):
-                mark = later
+                mark, self._hint = later, ""
                 await on_mark(later)
 
     def _compare(self, mark: BootMark, later: BootMark, *, broke: bool) -> bool:
         """Whether `later` may count as the same boot's; else the loss is reported."""
         sameness = compare(mark, later)
         if sameness is Sameness.OTHER:
-            self.report(Loss(RESTARTED, broken=True))
+            self.report(Loss(self._with_hint(RESTARTED), broken=True))
         elif sameness is Sameness.UNTOLD and broke:
-            self.report(Loss(UNTOLD, broken=True))
+            self.report(Loss(self._with_hint(UNTOLD), broken=True))
         # Where no connection broke since the mark before, untold is the same.
         return self._loss is None

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,6 +10,7 @@ from fastapi import FastAPI, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from sidecar import __version__
+from sidecar.core.escapes import EscapeLog
 from sidecar.core.gate import Snapshot, State
 from sidecar.core.logitems import SourceState
 from sidecar.core.logs.window import Completeness
@@ -127,6 +129,27 @@ class CellStatus(_Body):
     waves: tuple[Wave, ...]
 
 
+class EscapeRow(_Body):
+    """One compile line that came while the gate was open."""
+
+    at: datetime
+    source: str
+    backend: str
+    event: str
+    kernel: str
+    detail: str
+    process: str | None
+    repeated: int
+    step: str | None = Field(description="What the engine did then; null: not told.")
+
+
+class Escapes(_Body):
+    """What compiled while the gate was open, since the sidecar started."""
+
+    total: int
+    recent: tuple[EscapeRow, ...] = Field(description="The last of them, oldest first.")
+
+
 class Status(Ready):
     """All there is to see."""
 
@@ -138,6 +161,8 @@ class Status(Ready):
     resolution_s: float | None
     cells: tuple[CellStatus, ...]
     waves_dropped: int
+    held: tuple[str, ...] = Field(description="Cells not sent: an engine died on them.")
+    escapes: Escapes | None = Field(description="null: no log is read.")
     logs: tuple[SourceState, ...] = Field(description="Where the engine's log is read from.")
     totals: Totals
     warmup_s: float | None
@@ -259,6 +284,8 @@ def status_of(snapshot: Snapshot) -> Status:
         if verdict is None
         else tuple(_cell(cell, tuple(rows[cell.cell.id])) for cell in verdict.cells),
         waves_dropped=snapshot.waves_dropped,
+        held=snapshot.held,
+        escapes=None if snapshot.escapes is None else _escapes(snapshot.escapes),
         logs=snapshot.logs,
         totals=snapshot.totals,
         warmup_s=snapshot.warmup_s,
@@ -304,6 +331,11 @@ def _wave(row: WaveRow) -> Wave:
         log=row.log,
         kernels=row.kernels,
     )
+
+
+def _escapes(escapes: EscapeLog) -> Escapes:
+    recent = (EscapeRow(**(asdict(e) | {"at": _moment(e.at)})) for e in escapes.recent)
+    return Escapes(total=escapes.total, recent=tuple(recent))
 
 
 def _moment(seconds: float) -> datetime:

@@ -27,7 +27,7 @@ from sidecar.core.logsource import parse_sources
 from sidecar.core.plan import Plan, expand
 from sidecar.core.policy import Policy, Rhythm
 from sidecar.core.report import Report
-from sidecar.core.shapes import OnUnproven, Shapes
+from sidecar.core.shapes import OnEscape, OnUnproven, Shapes
 from sidecar.search import Learned
 from sidecar.settings import Settings
 from sidecar.warmup import Conductor
@@ -108,6 +108,8 @@ def build(
         rhythm=rhythm or Rhythm(),
         warnings=() if store is not None else (NO_STATE,),
         require_log=settings.require_evidence == "log",
+        sleep_keeps_verdict=settings.sleep_keeps_verdict,
+        rewarm_on_escape=shapes.on_escape is OnEscape.REWARM,
     )
     evidence = _evidence(settings)
     conductor = Conductor(
@@ -121,7 +123,10 @@ def build(
         ready_file=ready_file,
         on_change=on_change,
         more_warnings=lambda: () if evidence is None else evidence.warnings,
+        reject_start=None if evidence is None else evidence.reject_start,
     )
+    if evidence is not None:
+        evidence.on_seen = conductor.hear
     return Parts(engine, conductor, evidence)
 
 

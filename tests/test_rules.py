@@ -25,7 +25,10 @@ LAYERS = {
     "core": (("core",), ()),
     "adapters": (("adapters",), ("core",)),
     "simulator": (("simulator",), ("core",)),
-    "conductor": (("warmup", "watch", "search", "attempt", "door", "record"), ("core",)),
+    "conductor": (
+        ("warmup", "warming", "watch", "search", "attempt", "door", "ear", "record"),
+        ("core",),
+    ),
     "web": (("web", "exposition"), ("core",)),
     "settings": (("settings",), ("core",)),
     "wiring": (

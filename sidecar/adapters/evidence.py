@@ -12,20 +12,20 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 
 from sidecar.adapters.logs import LogSource
+from sidecar.adapters.logstream import Stream
 from sidecar.core import logitems
-from sidecar.core.logitems import Began, Ended, Item, Line, SourceState
+from sidecar.core.logitems import Ended, Item, Line, SourceState
 from sidecar.core.logs import window
-from sidecar.core.logs.events import Access, Compile, LogEvent, Phase, Started, Trouble
+from sidecar.core.logs.events import Access, Compile, LogEvent, Phase, Started, Step, Trouble
 from sidecar.core.logs.evidence import Heard, Listening, LogEvidence, combined
 from sidecar.core.logs.facts import StartFacts
 from sidecar.core.logs.head import Origin
 from sidecar.core.logs.parse import fence_target
 from sidecar.core.logs.reader import LogReader
-from sidecar.core.logs.start import BootLog
 from sidecar.core.logs.window import Expected, Fences, Window
+from sidecar.core.seen import Seen, Told
 
 log = logging.getLogger(__name__)
 
@@ -46,40 +46,6 @@ Send = Callable[[str], Awaitable[None]]
 """GETs a path of the engine; never raises."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """Something that happened after the source was opened, for whoever listens (`on_seen`)."""
-
-    source: str
-    at_s: float
-    """Monotonic, when it was read."""
-    what: Compile | Trouble | Started | Began | Ended | logitems.Gap
-    in_wave: bool
-    """A wave of ours was running: a compile belongs to it and is no escape."""
-
-
-@dataclass(slots=True)
-class _Stream:
-    """One sender of one source."""
-
-    source: str
-    origin: str | None
-    reader: LogReader
-    boot: BootLog = field(default_factory=BootLog)
-    doubtful: bool = False
-    """Its last start stands in history, after answers: a user may have written it."""
-    window: Window | None = None
-    facts: StartFacts = field(default_factory=StartFacts)
-    """As they were when this boot was met."""
-    listeners: frozenset[Origin] = frozenset()
-    is_engines: bool = False
-    """A fence of this boot was seen in it."""
-    has_ended: bool = False
-
-    def adopt(self) -> None:
-        self.facts, self.listeners = self.boot.facts, self.boot.listeners
-
-
 class Evidence:
     """All sources of one engine. `run` beside everything; one wave at a time."""
 
@@ -96,7 +62,7 @@ class Evidence:
         self._prefix = prefix
         self.on_seen = on_seen
         self._nonce = nonce
-        self._streams: dict[tuple[str, str | None], _Stream] = {}
+        self._streams: dict[tuple[str, str | None], Stream] = {}
         self._wave: Wave | None = None
         self._fence: str | None = None
         self._seen = asyncio.Event()
@@ -154,6 +120,11 @@ class Evidence:
         self._earlier.clear()
         return facts
 
+    def reject_start(self) -> None:
+        """There was no restart since the boot was met, whatever the log said: a user wrote it."""
+        for stream in self._streams.values():
+            stream.reject()
+
     async def begin(self, send: Send, expected: tuple[Expected, ...]) -> "Wave":
         """Open the windows of one wave: call it right before the gun, and `end` after it."""
         wave = self._wave = Wave(self, send, expected)
@@ -177,6 +148,8 @@ class Evidence:
             for s in self._streams.values()
             if s.window is not None
         ]
+        for stream in self._streams.values():
+            stream.owe(wave.fences.closing)
         self.drop(wave)
         return combined(heard, self._listening, earlier)
 
@@ -240,12 +213,16 @@ class Evidence:
             return
         if isinstance(event, Access) and event.nonce is not None:
             self._fenced(stream, event.nonce)
+            stream.has_paid(event.nonce)
         if stream.window is not None and not stream.window.is_closed:
             self._into(stream.window, event)
         elif isinstance(event, Compile):
             self._earlier.append(event)
-        if isinstance(event, Compile | Trouble | Started):
-            self._tell(name, line.at_s, event)
+        if isinstance(event, Compile | Trouble | Started) or (
+            isinstance(event, Step) and stream.lacks_step and not event.is_dummy
+        ):
+            stream.lacks_step = isinstance(event, Compile)
+            self._tell(name, line.at_s, event, late=stream.owes(line.at_s))
 
     def _into(self, window_: Window, event: LogEvent) -> None:
         if not window_.is_open and isinstance(event, Compile):
@@ -255,7 +232,7 @@ class Evidence:
         if (window_.is_open, window_.is_closed) != was:
             self._seen.set()
 
-    def _fenced(self, stream: _Stream, nonce: str) -> None:
+    def _fenced(self, stream: Stream, nonce: str) -> None:
         wave = self._wave
         ours = (self._fence,) if wave is None else (wave.fences.opening, wave.fences.closing)
         if nonce in ours:
@@ -268,21 +245,16 @@ class Evidence:
             if is_its and stream.window is not None:
                 stream.window.feed(window.Gap(why))
 
-    def _stream(self, name: str, origin: str | None) -> _Stream | None:
+    def _stream(self, name: str, origin: str | None) -> Stream | None:
         stream = self._streams.get((name, origin))
         if stream is None and len(self._streams) < MAX_STREAMS:
-            stream = self._streams[name, origin] = _Stream(name, origin, LogReader(self._prefix))
+            stream = self._streams[name, origin] = Stream(name, origin, LogReader(self._prefix))
             if self._wave is not None:
                 self._wave.watch(stream)
         return stream
 
-    def _tell(
-        self,
-        name: str,
-        at_s: float,
-        what: Compile | Trouble | Started | Began | Ended | logitems.Gap,
-    ) -> None:
-        seen = Seen(name, at_s, what, in_wave=self._wave is not None)
+    def _tell(self, name: str, at_s: float, what: Told, *, late: bool = False) -> None:
+        seen = Seen(name, at_s, what, in_wave=late or self._wave is not None)
         self.recent.append(seen)
         if self.on_seen is not None:
             self.on_seen(seen)
@@ -317,7 +289,7 @@ class Wave:
         self._expected = expected
         self.fences = Fences(evidence.new_nonce(), evidence.new_nonce())
 
-    def watch(self, stream: _Stream) -> None:
+    def watch(self, stream: Stream) -> None:
         stream.window = self._evidence.open_window(self.fences, self._expected, stream.source)
 
     async def end(self) -> LogEvidence:
@@ -329,7 +301,7 @@ class Wave:
         self._evidence.drop(self)
 
 
-def _listening(facts: StartFacts, streams: Iterable[_Stream]) -> Listening:
+def _listening(facts: StartFacts, streams: Iterable[Stream]) -> Listening:
     listeners = frozenset[Origin]()
     doubtful = False
     for stream in streams:

@@ -1,4 +1,5 @@
-"""The state folder: the verdict that outlives the sidecar, the last report, the history.
+"""The state folder: the verdict that outlives the sidecar, the last report, the history, and the
+cells that an engine died on.
 
 Every file is replaced as a whole, bounded when read, and set aside when damaged. Once the sidecar
 runs, nothing here is fatal: what goes wrong is logged and told in `troubles`.
@@ -9,7 +10,7 @@ import json
 import logging
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,12 +20,15 @@ import anyio
 from anyio import to_thread
 
 from sidecar.adapters.atomic import write_atomically
+from sidecar.core import deaths as deaths_form
 from sidecar.core import kept as kept_form
 from sidecar.core import report as report_form
 from sidecar.core.boot import BootMark
+from sidecar.core.deaths import Death, InFlight
 from sidecar.core.errors import ConfigError
+from sidecar.core.escapes import Escape
 from sidecar.core.kept import Kept
-from sidecar.core.report import Report
+from sidecar.core.report import Report, with_escapes
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +37,9 @@ MARK = "mark.json"
 """A newer mark of the verdict's boot, apart from it: it is written every few seconds."""
 LAST_REPORT = "last-report.json"
 HISTORY = "history.jsonl"
+IN_FLIGHT = "in-flight.json"
+"""The wave that is being sent. Left behind by whoever was killed meanwhile."""
+DEATHS = "deaths.json"
 
 MAX_FILE_BYTES = 32 << 20
 """A thousand cells with two thousand waves make a report of about 2 MB."""
@@ -57,6 +64,7 @@ class StateDir:
         self._folder = folder
         self._troubles: dict[str, str] = {}
         self._kept: Kept | None = None
+        self._unwritten: tuple[Death, ...] = ()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / ".writable", "")
@@ -93,6 +101,40 @@ class StateDir:
         """It becomes the last report, and without its waves a line of the history."""
         await self._within_limit(partial(self._add_report, report))
 
+    async def add_escapes(self, nonce: str, escapes: Sequence[Escape]) -> None:
+        """To the last report, if it is of the run with this nonce."""
+        await self._within_limit(partial(self._add_escapes, nonce, escapes))
+
+    async def forget(self) -> None:
+        """The kept verdict does not hold any more."""
+        self._kept = None
+        await self._within_limit(partial(self._remove, VERDICT))
+
+    async def take_off(self, wave: InFlight) -> None:
+        """This wave is in flight, and no other."""
+        await self._within_limit(
+            partial(self._write, self._folder / IN_FLIGHT, lambda: deaths_form.wave_to_json(wave))
+        )
+
+    async def land(self) -> None:
+        """Nothing is in flight."""
+        await self._within_limit(partial(self._remove, IN_FLIGHT))
+
+    async def in_flight(self) -> InFlight | None:
+        """What was in flight when it was written last; None: nothing."""
+        return await self._within_limit(
+            partial(self._parsed, IN_FLIGHT, deaths_form.wave_from_json)
+        )
+
+    async def bury(self, death: Death) -> None:
+        """Remember it; nothing is in flight then."""
+        await self._within_limit(partial(self._bury, death))
+
+    async def deaths(self) -> tuple[Death, ...]:
+        """All that are remembered, the oldest first."""
+        read = await self._within_limit(self._deaths)
+        return self._unwritten if read is None else read
+
     async def _within_limit(self, act: Callable[[], _T]) -> _T | None:
         """What `act` gives, from a thread; None when the folder takes too long.
 
@@ -120,16 +162,9 @@ class StateDir:
             log.debug("state: no lock on %s: %s", self._folder, problem)
 
     def _load(self) -> Kept | None:
-        path = self._folder / VERDICT
-        text = self._read(path)
-        if text is None:
-            return None
-        try:
-            kept = kept_form.from_json(text)
-        except ValueError as problem:
-            self._set_aside(path, str(problem))
-            return None
-        self._kept = kept = self._with_newest_mark(kept)
+        kept = self._parsed(VERDICT, kept_form.from_json)
+        if kept is not None:
+            self._kept = kept = self._with_newest_mark(kept)
         return kept
 
     def _with_newest_mark(self, kept: Kept) -> Kept:
@@ -168,6 +203,38 @@ class StateDir:
             self._troubles.pop(path.name, None)
         except OSError as problem:
             self._trouble(path, f"can't be written: {problem.strerror}")
+
+    def _add_escapes(self, nonce: str, escapes: Sequence[Escape]) -> None:
+        report = self._parsed(LAST_REPORT, report_form.from_json)
+        if report is not None and report.nonce == nonce:
+            more = with_escapes(report, escapes)
+            self._write(self._folder / LAST_REPORT, lambda: report_form.to_json(more, indent=2))
+
+    def _bury(self, death: Death) -> None:
+        self._unwritten = (*self._unwritten, death)
+        known = self._deaths()
+        if self._write(self._folder / DEATHS, lambda: deaths_form.deaths_to_json(known)):
+            self._unwritten = ()
+            self._remove(IN_FLIGHT)
+
+    def _deaths(self) -> tuple[Death, ...]:
+        written = self._parsed(DEATHS, deaths_form.deaths_from_json) or ()
+        return (*written, *self._unwritten)
+
+    def _remove(self, name: str) -> None:
+        try:
+            (self._folder / name).unlink(missing_ok=True)
+        except OSError as problem:
+            self._trouble(self._folder / name, f"can't be removed: {problem.strerror}")
+
+    def _parsed(self, name: str, parse: Callable[[str], _T]) -> _T | None:
+        """What a file says; None where there is none, or none that can be read."""
+        text = self._read(self._folder / name)
+        try:
+            return None if text is None else parse(text)
+        except (ValueError, ConfigError) as problem:
+            self._set_aside(self._folder / name, str(problem))
+            return None
 
     def _read(self, path: Path) -> str | None:
         try:
@@ -212,25 +279,3 @@ class StateDir:
         if self._troubles.get(name) != sentence:
             log.warning("%s", sentence)
         self._troubles[name] = sentence
-
-
-def last_report(folder: Path) -> Report:
-    """The report of the last run, for `vllm-warmup report`. Raises ConfigError, one sentence."""
-    path = folder / LAST_REPORT
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(
-                f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB: no report of ours"
-            )
-        text = path.read_text("utf-8")
-    except FileNotFoundError as problem:
-        raise ConfigError(
-            f"no report in {folder}: set WARMUP_STATE_DIR to the folder that the sidecar was "
-            "given, and let one warm-up end"
-        ) from problem
-    except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigError(f"{path} can't be read: {problem}") from problem
-    try:
-        return report_form.from_json(text)
-    except ConfigError as problem:
-        raise ConfigError(f"{path}: {problem}") from problem

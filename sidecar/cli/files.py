@@ -9,7 +9,7 @@ from sidecar.core.errors import ConfigError, ExitCode
 
 def report(options: argparse.Namespace) -> int:
     """Print the last report that the state folder holds."""
-    from sidecar.adapters.state import last_report
+    from sidecar.adapters.statefiles import last_report
     from sidecar.cli.settings import settings_of
     from sidecar.core.report import to_json, to_text
 

@@ -72,6 +72,10 @@ def _command(name: str) -> Command:
         from sidecar.cli.sim import sim
 
         return sim
+    if name == "state":
+        from sidecar.cli.state import state
+
+        return state
     from sidecar.cli import files
 
     return files.report if name == "report" else files.shapes

@@ -56,6 +56,12 @@ examples:
   vllm-warmup report --state-dir /state --json
 """
 
+STATE = """\
+examples:
+  vllm-warmup state show --state-dir /state
+  vllm-warmup state clear --state-dir /state     # cells that an engine died on are sent again
+"""
+
 SHAPES = """\
 examples:
   vllm-warmup shapes check my-shapes.yaml other.yaml
@@ -136,6 +142,9 @@ def parser_of_all() -> Parser:
     report.add_argument("--state-dir", metavar="DIR", help="the folder (WARMUP_STATE_DIR)")
     report.add_argument("--json", action="store_true", help="as JSON")
 
+    _state_command(
+        command("state", "show what the state folder remembers, clear cells held back", STATE)
+    )
     _shapes_command(command("shapes", "check shapes files, list the shipped ones", SHAPES))
     _sim_flags(command("sim", "run a simulated vLLM engine with real cold costs", SIM))
     return parser
@@ -183,6 +192,12 @@ def _run_flags(parser: argparse.ArgumentParser) -> None:
         "--require-evidence", metavar="WHAT", help="log: shut (once: exit 5) without it (none)"
     )
     parser.add_argument(
+        "--sleep-keeps-verdict",
+        action="store_const",
+        const=True,
+        help="after a sleep of level 1 or a pause, open again without another warm-up",
+    )
+    parser.add_argument(
         "--start-deadline-s", metavar="SECONDS", help="how long to wait for the engine (3600)"
     )
     parser.add_argument("--seed", metavar="N", help="repeat a run's prompts and order")
@@ -207,6 +222,19 @@ def _positive(text: str) -> float:
     if not 0 < value < 1e9:
         raise argparse.ArgumentTypeError(f'"{text[:40]}" is no number above 0; give one')
     return value
+
+
+def _state_command(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, text in (
+        ("show", "cells that are held back, and a wave in flight"),
+        ("clear", "forget the cells that an engine died on"),
+    ):
+        action = actions.add_parser(name, help=text)
+        _settings_flags(action)
+        action.add_argument("--state-dir", metavar="DIR", help="the folder (WARMUP_STATE_DIR)")
+        if name == "show":
+            action.add_argument("--json", action="store_true", help="as JSON")
 
 
 def _shapes_command(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sidecar.cli.settings import settings_of
-from sidecar.core.errors import ExitCode
+from sidecar.core.errors import ConfigError, ExitCode
 from sidecar.core.gate import Snapshot, State
 
 _BY_SIGNAL = 128
@@ -54,12 +54,25 @@ def once(options: argparse.Namespace) -> int:
             if options.json
             else report.to_text(outcome.report)
         )
+    elif outcome.exit_code == ExitCode.WARM:
+        _print_adopted(options)
     if outcome.exit_code != ExitCode.WARM:
         for reason in outcome.reasons or ("not warm",):
             print(f"vllm-warmup: {reason}", file=sys.stderr)
     if outcome.exit_code > _BY_SIGNAL:
         _leave(outcome.exit_code)
     return outcome.exit_code
+
+
+def _print_adopted(options: argparse.Namespace) -> None:
+    """The engine was found warm by a verdict that is kept: the report is that of its warm-up."""
+    from sidecar.cli import files
+
+    print("adopted: warm since the run that is reported, nothing was sent", file=sys.stderr)
+    try:
+        files.report(options)
+    except ConfigError as missing:  # a verdict without its report is as warm
+        print(f"vllm-warmup: {missing}", file=sys.stderr)
 
 
 def _leave(code: int) -> None:

@@ -12,6 +12,7 @@ from typing import TypedDict, Unpack
 
 from sidecar.core.boot import BootMark
 from sidecar.core.errors import ExitCode
+from sidecar.core.escapes import EscapeLog
 from sidecar.core.facts import EngineFacts
 from sidecar.core.logitems import SourceState
 from sidecar.core.passes import Progress
@@ -128,6 +129,10 @@ class Snapshot:
     """How long the running warm-up has taken so far, or the last one took."""
     nonce: str | None = None
     """Of the run: it stands in every request id and cache salt that was sent."""
+    escapes: EscapeLog | None = None
+    """What compiled while the gate was open; None: no log is read."""
+    held: tuple[str, ...] = ()
+    """Ids of cells that an engine died on, and that are not sent."""
     logs: tuple[SourceState, ...] = ()
     """Where the engine's log is read from."""
 
@@ -152,6 +157,8 @@ class Notes(TypedDict, total=False):
     is_active: bool
     warmup_s: float | None
     nonce: str | None
+    escapes: EscapeLog | None
+    held: tuple[str, ...]
 
 
 class Gate:
@@ -189,7 +196,6 @@ class Gate:
         state = TRANSITIONS[self.state].get(event)
         if state is None:
             raise IllegalEvent(self.state, event)
-        opens = state is State.READY
         opens = state is State.READY
         return self._publish(
             replace(

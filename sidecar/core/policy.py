@@ -18,6 +18,10 @@ class Rhythm:
     """While there is no engine."""
     ready_file_every_s: float = 5.0
     """Whether the ready file still says what the gate says."""
+    presence_every_s: float = 2.0
+    """Whether the engine sleeps, is paused or rescaled; its process lives meanwhile."""
+    held_every_s: float = 5.0
+    """Whether a cell that is held back was released by the operator."""
     between_marks_s: float = 0.2
     """Of the marks that are taken before a new boot is believed."""
 
@@ -38,6 +42,11 @@ class Policy:
     start_deadline_s: float = 3600.0
     retry_first_s: float = 15.0
     retry_longest_s: float = 600.0
+    sleep_keeps_verdict: bool = False
+    """After a sleep of level 1 or a pause the gate opens again without another warm-up."""
+    rewarm_on_escape: bool = False
+    rewarm_pause_s: float = 900.0
+    """Between the opening and a warm-up because of an escape."""
     rhythm: Rhythm = field(default_factory=Rhythm)
     warnings: tuple[str, ...] = ()
     """About the settings, shown for as long as the sidecar lives."""

@@ -4,7 +4,7 @@ It leaves as JSON (kept in the state folder, `--json`) and as a text table for p
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 
@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from sidecar.core.boot import BootMark
 from sidecar.core.cells import Gait
 from sidecar.core.errors import ConfigError
+from sidecar.core.escapes import MAX_KEPT, Escape
 from sidecar.core.facts import EngineFacts
 from sidecar.core.plan import Unfit
 from sidecar.core.tally import Totals, WaveRow
@@ -51,6 +52,9 @@ class Report:
     waves: tuple[WaveRow, ...]
     warnings: tuple[str, ...] = ()
     waves_dropped: int = 0
+    escapes: tuple[Escape, ...] = ()
+    """What compiled while the gate was open after this warm-up, the last MAX_KEPT."""
+    escapes_total: int = 0
     format: int = FORMAT
 
 
@@ -69,6 +73,15 @@ class Row:
     last_g_s: float | None
     cost_s: float | None
     """What the first wave took longer than the baseline: what a user would have waited."""
+
+
+def with_escapes(report: Report, more: Sequence[Escape]) -> Report:
+    """The report and what compiled since."""
+    return replace(
+        report,
+        escapes=(*report.escapes, *more)[-MAX_KEPT:],
+        escapes_total=report.escapes_total + sum(escape.repeated for escape in more),
+    )
 
 
 def rows(verdict: GridVerdict) -> tuple[Row, ...]:
@@ -134,6 +147,7 @@ def to_text(report: Report) -> str:
         _calls(report.verdict.cells),
         _compiled(report.verdict.cells),
         _listed("does not fit", [f"{u.cell.id}: {u.reason}; {u.remedy}" for u in report.unfit]),
+        _escaped(report),
         _listed("warnings", report.warnings),
         _foot(report),
     )
@@ -219,6 +233,19 @@ def _compiled(cells: Iterable[CellVerdict]) -> str:
 def _kernel(kernel: Kernel) -> str:
     times = "" if kernel.lines == 1 else f" x {kernel.lines}"
     return f"{kernel.kernel} ({kernel.backend}){times}"
+
+
+_MAX_ESCAPES = 20
+
+
+def _escaped(report: Report) -> str:
+    lines = [
+        f"{_stamp(datetime.fromtimestamp(e.at, UTC))} {e.kernel} ({e.backend})"
+        f"{f' in a step of {e.step}' if e.step else ''}"
+        for e in report.escapes[-_MAX_ESCAPES:]
+    ]
+    title = f"compiled while the gate was open, {report.escapes_total} in all, the last of them"
+    return _listed(title, lines)
 
 
 def _listed(title: str, lines: Sequence[str]) -> str:

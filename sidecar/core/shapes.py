@@ -38,6 +38,13 @@ class OnUnproven(StrEnum):
     CLOSED = "closed"
 
 
+class OnEscape(StrEnum):
+    """What becomes of the gate when something was compiled while it was open."""
+
+    COUNT = "count"
+    REWARM = "rewarm"
+
+
 @dataclass(frozen=True, slots=True)
 class EngineHints:
     """What the operator says of the engine, under `engine:`. None: not said."""
@@ -74,6 +81,7 @@ class Shapes:
     converge: Converge = field(default_factory=Converge)
     on_unfit: OnUnfit = OnUnfit.FAIL
     on_unproven: OnUnproven = OnUnproven.OPEN
+    on_escape: OnEscape = OnEscape.COUNT
     name: str = ""
     digest: str = ""
 
@@ -117,6 +125,7 @@ class _Reader:
             converge=Converge(self.form.converge.floor_s, self.form.converge.factor),
             on_unfit=OnUnfit(self.form.on_unfit),
             on_unproven=OnUnproven(self.form.on_unproven),
+            on_escape=OnEscape(self.form.on_escape),
             name=self.form.name or self.name,
         )
         return replace(shapes, digest=_digest(shapes))
@@ -223,7 +232,7 @@ def _hints(form: EngineForm) -> EngineHints:
 
 def _digest(shapes: Shapes) -> str:
     meaning = asdict(shapes)
-    for name in ("name", "digest", "budget", "on_unproven"):
+    for name in ("name", "digest", "budget", "on_unproven", "on_escape"):
         del meaning[name]  # they change how long to try and when to open, not what is warm
     text = json.dumps(meaning, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -117,6 +117,11 @@ class ShapesForm(_Form):
     on_unproven: Literal["open", "closed"] = Field(
         default="open", description="When nothing cold was seen, but the evidence doesn't reach."
     )
+    on_escape: Literal["count", "rewarm"] = Field(
+        default="count",
+        description="When the engine's log names a kernel that was compiled while the gate was "
+        "open: count it, or shut the gate and warm the grid again, once in 15 minutes at most.",
+    )
 
 
 def schema() -> dict[str, Any]:

@@ -29,48 +29,44 @@ def rest_fits(wave: WaveResult, plan: Plan) -> bool:
 def told(wave: WaveResult, plan: Plan) -> tuple[Miss | None] | None:
     """(None,) if the steps show the batch, (why,) if they show another; None: they don't tell."""
     log = wave.log
-    if log is None or not log.shows_steps or not _adds_up(log.steps, wave):
+    if log is None or log.steps is None or not log.shows_steps:
         return None
-    cell, steps = wave.look.cell, log.steps
+    cell, prefills = wave.look.cell, log.steps.prefills
+    if not _adds_up(prefills, wave):
+        return None
     if wave.look.gait is Gait.HELD:
-        missed = _held(cell.concurrency, cell.wave_prompt_tokens, steps)
+        missed = _held(cell.concurrency, cell.wave_prompt_tokens, prefills)
     elif cell.prompt_tokens <= plan.batched_tokens and rest_fits(wave, plan):
-        missed = _led(cell.concurrency, cell.prompt_tokens, steps)
+        missed = _led(cell.concurrency, cell.prompt_tokens, prefills)
     else:
         return None
-    if missed is None and not any(s.generation_requests >= cell.concurrency for s in steps):
+    if missed is None and log.steps.most_decoding < cell.concurrency:
         # Of a long wave only the first steps are kept; then the stamps must tell.
         return None if log.dropped else (Miss.NO_OVERLAP,)
     return (missed,)
 
 
-def _adds_up(steps: Sequence[Step], wave: WaveResult) -> bool:
-    """Whether these are steps of one engine without a hole, and all prompts are in them."""
-    first = steps[0]
-    running = all(
-        step.engine == first.engine and step.number == first.number + n
-        for n, step in enumerate(steps)
-    )
+def _adds_up(prefills: Sequence[Step], wave: WaveResult) -> bool:
+    """Whether all of the wave's prompts are in these steps, and nothing else."""
     plug_tokens = 0 if wave.plug is None else wave.plug.prompt_tokens or 0
     prompts = wave.look.cell.wave_prompt_tokens + plug_tokens
-    return running and sum(step.context_tokens for step in steps) == prompts
+    return sum(step.context_tokens for step in prefills) == prompts
 
 
-def _held(concurrency: int, tokens: int, steps: Sequence[Step]) -> Miss | None:
-    prefills = [(s.context_requests, s.context_tokens) for s in steps if s.context_requests]
-    if (concurrency, tokens) in prefills:
+def _held(concurrency: int, tokens: int, prefills: Sequence[Step]) -> Miss | None:
+    shapes = [(step.context_requests, step.context_tokens) for step in prefills]
+    if (concurrency, tokens) in shapes:
         return None
-    shared = any(requests > concurrency for requests, _ in prefills)
+    shared = any(requests > concurrency for requests, _ in shapes)
     return Miss.PLUG_SHARED if shared else Miss.SPLIT
 
 
-def _led(concurrency: int, tokens: int, steps: Sequence[Step]) -> Miss | None:
-    prefills = [step for step in steps if step.context_requests]
+def _led(concurrency: int, tokens: int, prefills: Sequence[Step]) -> Miss | None:
     if not prefills or (prefills[0].context_requests, prefills[0].context_tokens) != (1, tokens):
         return Miss.LEAD_NOT_ALONE
-    rest = [step for step in prefills[1:] if step.context_requests]
-    if len(rest) != 1:
+    if len(prefills) != 2:
         return Miss.REST_SPLIT
+    rest = prefills[1]
     wanted = (concurrency - 1, (concurrency - 1) * tokens, 1)
-    seen = (rest[0].context_requests, rest[0].context_tokens, rest[0].generation_requests)
+    seen = (rest.context_requests, rest.context_tokens, rest.generation_requests)
     return None if seen == wanted else Miss.REST_SPLIT

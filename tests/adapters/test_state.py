@@ -9,8 +9,10 @@ import pytest
 from anyio import to_thread
 
 from sidecar.adapters import state as state_module
+from sidecar.adapters import statefiles
 from sidecar.adapters.readyfile import ReadyFile
-from sidecar.adapters.state import HISTORY, LAST_REPORT, MARK, VERDICT, StateDir, last_report
+from sidecar.adapters.state import HISTORY, LAST_REPORT, MARK, VERDICT, StateDir
+from sidecar.adapters.statefiles import last_report
 from sidecar.core.boot import BootMark
 from sidecar.core.errors import ConfigError
 from sidecar.core.kept import Kept
@@ -189,7 +191,7 @@ def test_a_report_that_is_not_there_is_said_in_a_sentence(tmp_path, monkeypatch,
     """`report` tells what is wrong and where, without a traceback."""
     if text is not None:
         (tmp_path / LAST_REPORT).write_text(text)
-    monkeypatch.setattr(state_module, "MAX_FILE_BYTES", 30)
+    monkeypatch.setattr(statefiles, "MAX_FILE_BYTES", 30)
     with pytest.raises(ConfigError, match=said) as raised:
         last_report(tmp_path)
     assert str(tmp_path) in str(raised.value)

@@ -12,6 +12,7 @@ from sidecar.core.health import Health
 from sidecar.core.metrics import CounterDelta
 from sidecar.core.plan import Plan
 from sidecar.core.policy import Policy
+from sidecar.core.presence import Presence
 from sidecar.core.results import Outcome, Result, WaveResult
 from sidecar.warmup import Conductor
 
@@ -35,6 +36,11 @@ class FakeEngine:
         self.learned = 0
         self.on_learn = None
         self.answers = True
+        self.presence_is = Presence.SERVING
+
+    async def presence(self):
+        await anyio.lowlevel.checkpoint()
+        return self.presence_is if self.state.is_up else Presence.UNTOLD
 
     async def health(self):
         await anyio.sleep(self.health_takes_s)
@@ -141,6 +147,9 @@ class MemoryStore:
         self.reports = []
         self.refreshed = []
         self.troubles = ()
+        self.wave = None
+        self.dead = ()
+        self.escapes = []
 
     async def load(self):
         await anyio.sleep(self.load_takes_s)
@@ -158,6 +167,27 @@ class MemoryStore:
 
     async def add_report(self, report):
         self.reports.append(report)
+
+    async def add_escapes(self, nonce, escapes):
+        self.escapes += [(nonce, escape) for escape in escapes]
+
+    async def forget(self):
+        self.kept = None
+
+    async def take_off(self, wave):
+        self.wave = wave
+
+    async def land(self):
+        self.wave = None
+
+    async def in_flight(self):
+        return self.wave
+
+    async def bury(self, death):
+        self.dead, self.wave = (*self.dead, death), None
+
+    async def deaths(self):
+        return self.dead
 
 
 class MemoryFile:

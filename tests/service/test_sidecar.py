@@ -180,7 +180,7 @@ async def test_once_ends_warm_with_a_report(tmp_path):
 async def test_once_gives_up_on_nobody_at_the_deadline():
     """Exit 4, with what was waited for."""
     async with simulator(WARM) as sim:
-        sim.turn(Knobs(die=True))
+        sim.die()
         with anyio.fail_after(10):
             outcome, _ = await once(sim.url, start_deadline_s=0.5)
     assert outcome.exit_code == ExitCode.ENGINE_UNAVAILABLE

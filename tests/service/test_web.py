@@ -10,13 +10,14 @@ from sidecar import __version__
 from sidecar.core.boot import BootMark
 from sidecar.core.calls import CellLog
 from sidecar.core.cells import Gait
+from sidecar.core.escapes import MAX_LABELS
 from sidecar.core.gate import Snapshot, State
 from sidecar.core.logitems import Counts, SourceState
 from sidecar.core.logs.evidence import Hearing
 from sidecar.core.passes import Progress
 from sidecar.core.results import Outcome
 from sidecar.core.tally import Totals, WaveOutcome, WaveRow
-from sidecar.exposition import MAX_LABELS, bounded
+from sidecar.exposition import bounded
 from sidecar.web import create_app
 from tests.core.test_report import COLD, KERNELS, REPORT, VERDICT
 

@@ -25,6 +25,11 @@ class Hearing(StrEnum):
 
 ORDER = tuple(Hearing)
 
+MAX_COMPILES, MAX_DETAIL = 100, 400
+"""Compile lines that are kept of a wave, and characters of what each says in its parentheses."""
+MAX_PREFILLS = 256
+MAX_TROUBLES = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Listening:
@@ -42,6 +47,19 @@ class Listening:
 
 
 @dataclass(frozen=True, slots=True)
+class Steps:
+    """What iteration-detail lines told of a wave's steps. Kept for as long as the boot lives, so
+    not the lines themselves."""
+
+    prefills: tuple[Step, ...]
+    """Those with prompts in them, in order."""
+    most_decoding: int
+    """Requests that decoded in one step, at most."""
+    is_whole: bool
+    """They are one engine's and numbered without a hole, and none with a prompt was dropped."""
+
+
+@dataclass(frozen=True, slots=True)
 class LogEvidence:
     """The log leg of one wave. Compile lines count wherever they stand; silence only as `hearing`
     says."""
@@ -50,9 +68,9 @@ class LogEvidence:
     reason: str = ""
     """Why it is not complete; empty if it is."""
     compiles: tuple[Compile, ...] = ()
-    """With the duration of the line that told their end."""
-    steps: tuple[Step, ...] = ()
-    """In order; only those of a complete window show a batch."""
+    """With the duration of the line that told their end; the first MAX_COMPILES."""
+    steps: Steps | None = None
+    """None: no line told any. Only those of a complete window show a batch."""
     troubles: tuple[Trouble, ...] = ()
     earlier: tuple[Compile, ...] = ()
     """Between the wave before and this one: of no cell, but something was compiled."""
@@ -107,7 +125,8 @@ class LogEvidence:
     @property
     def shows_steps(self) -> bool:
         """Whether its steps are all that the engine made for the wave."""
-        return bool(self.steps) and self.completeness is Completeness.COMPLETE
+        is_complete = self.completeness is Completeness.COMPLETE
+        return is_complete and self.steps is not None and self.steps.is_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +154,35 @@ def combined(
         if completeness is Completeness.COMPLETE and not stream.listeners <= covered:
             completeness = Completeness.PARTIAL
             reason = f"the log of another rank was not seen whole: {stream.report.reason}"
+    compiles = _compiles(streams)
     return LogEvidence(
         completeness=completeness,
         reason=reason,
-        compiles=_compiles(streams),
-        steps=best.report.steps,
-        troubles=best.report.troubles,
-        earlier=earlier,
+        compiles=compiles[:MAX_COMPILES],
+        steps=summed(best.report.steps),
+        troubles=best.report.troubles[:MAX_TROUBLES],
+        earlier=earlier[:MAX_COMPILES],
         foreign=best.report.foreign,
-        dropped=best.report.dropped,
+        dropped=best.report.dropped + max(0, len(compiles) - MAX_COMPILES),
         is_lossy=best.is_lossy,
         listening=listening,
+    )
+
+
+def summed(steps: Sequence[Step]) -> Steps | None:
+    """All steps of one window in what is kept of them."""
+    if not steps:
+        return None
+    first = steps[0]
+    prefills = tuple(step for step in steps if step.context_requests)
+    running = all(
+        step.engine == first.engine and step.number == first.number + n
+        for n, step in enumerate(steps)
+    )
+    return Steps(
+        prefills[:MAX_PREFILLS],
+        max(step.generation_requests for step in steps),
+        running and len(prefills) <= MAX_PREFILLS,
     )
 
 
@@ -170,7 +207,7 @@ def _timed(report: WindowReport) -> list[Compile]:
         if end is not None and compile_.duration_s is None:
             ends.remove(end)
             compile_ = replace(compile_, duration_s=end.duration_s)
-        timed.append(compile_)
+        timed.append(replace(compile_, detail=compile_.detail[:MAX_DETAIL]))
     return timed
 
 
