@@ -129,7 +129,9 @@ async def test_a_wave_and_its_plug_are_found_in_the_log(tmp_path: Path) -> None:
                 wave = await replay.run(Look(Cell(4, 350, 4, variant), Gait.HELD))
                 assert wave.log is not None
                 assert (wave.log.words, wave.log.foreign) == ("complete", 0)
-                shapes = [(s.context_requests, s.context_tokens) for s in wave.log.steps]
+                assert wave.log.steps is not None
+                steps = wave.log.steps.prefills
+                shapes = [(s.context_requests, s.context_tokens) for s in steps]
                 assert (1, 2048) in shapes
                 assert (4, 1400) in shapes
             reading.cancel()

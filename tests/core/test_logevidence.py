@@ -5,7 +5,17 @@ from dataclasses import replace
 import pytest
 
 from sidecar.core.logs.events import Compile, Finished, Step
-from sidecar.core.logs.evidence import Heard, Hearing, Listening, LogEvidence, combined
+from sidecar.core.logs.evidence import (
+    MAX_COMPILES,
+    MAX_DETAIL,
+    MAX_PREFILLS,
+    Heard,
+    Hearing,
+    Listening,
+    LogEvidence,
+    combined,
+    summed,
+)
 from sidecar.core.logs.head import Origin
 from sidecar.core.logs.window import Completeness, WindowReport
 
@@ -86,7 +96,7 @@ def test_a_compile_has_the_seconds_that_its_end_told():
 
 def test_steps_show_a_batch_only_in_a_whole_window():
     """A missing line would be a missing step."""
-    steps = (Step(RANK0, 0, 1, 2, 700, 0, 0, 0.04),)
+    steps = summed([Step(RANK0, 0, 1, 2, 700, 0, 0, 0.04)])
     assert LogEvidence(Completeness.COMPLETE, steps=steps).shows_steps
     assert not LogEvidence(Completeness.PARTIAL, steps=steps).shows_steps
     assert not LogEvidence(Completeness.COMPLETE).shows_steps
@@ -95,3 +105,15 @@ def test_steps_show_a_batch_only_in_a_whole_window():
 def test_no_stream_is_no_evidence():
     """A source that never gave a line."""
     assert combined([], FULL).words == "none: no line was ever read"
+
+
+def test_what_is_kept_of_a_wave_is_bounded_and_counted():
+    """It stays for as long as the boot lives: a flood of lines, long details, steps without end."""
+    flood = tuple(compiled(f"k{n}", detail="x" * 4000) for n in range(1000))
+    steps = tuple(Step(RANK0, 0, n, 1, 16, 1, 1, 0.04) for n in range(1000))
+    told = combined([Heard(replace(WHOLE, compiles=flood, steps=steps))], FULL, flood)
+    assert len(told.compiles) == len(told.earlier) == MAX_COMPILES
+    assert told.dropped == 1000 - MAX_COMPILES
+    assert {len(c.detail) for c in (*told.compiles, *told.earlier)} == {MAX_DETAIL}
+    assert told.steps is not None
+    assert (len(told.steps.prefills), told.steps.is_whole) == (MAX_PREFILLS, False)

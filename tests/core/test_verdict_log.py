@@ -8,7 +8,7 @@ from sidecar.core.calls import Call, Standing, opening
 from sidecar.core.cells import Converge, Gait
 from sidecar.core.facts import EngineFacts
 from sidecar.core.logs.events import Compile, Step
-from sidecar.core.logs.evidence import Hearing, Listening, LogEvidence
+from sidecar.core.logs.evidence import Hearing, Listening, LogEvidence, summed
 from sidecar.core.logs.head import Origin
 from sidecar.core.logs.window import Completeness
 from sidecar.core.plan import Plan
@@ -180,8 +180,11 @@ def test_a_cell_names_its_kernels_and_what_they_cost():
 
 def steps(*shapes) -> LogEvidence:
     """(context requests, context tokens, generation requests) of each step."""
-    made = [Step(Origin(), 0, n, c, t, g, g, 0.04) for n, (c, t, g) in enumerate(shapes)]
-    return replace(HEARD, steps=tuple(made))
+    return replace(HEARD, steps=summed(made(*shapes)))
+
+
+def made(*shapes) -> list[Step]:
+    return [Step(Origin(), 0, n, c, t, g, g, 0.04) for n, (c, t, g) in enumerate(shapes)]
 
 
 DECODE = (0, 0, 4)
@@ -214,12 +217,13 @@ def test_steps_show_or_refute_a_batch_against_the_stamps(gait, shapes, because):
 def test_steps_that_are_not_all_of_the_wave_tell_nothing():
     """Missing, forged, or of several engines: the stamps decide."""
     shown = steps((1, 2048, 0), (4, 400, 0), DECODE)
+    first, second, last = made((1, 2048, 0), (4, 400, 0), DECODE)
     split = held(FOUR, split=2)
-    two = replace(shown, steps=(*shown.steps, replace(shown.steps[0], engine=1)))
+    two = replace(HEARD, steps=summed([first, second, last, replace(last, number=3, engine=1)]))
     holed = replace(shown, completeness=Completeness.PARTIAL)
     forged = steps((1, 2048, 0), (2, 200, 0), (4, 400, 0), (2, 200, 0), DECODE)
-    again = replace(shown, steps=(*shown.steps, shown.steps[-1]))
-    lost = replace(shown, steps=(shown.steps[1], shown.steps[2]))
+    again = replace(HEARD, steps=summed([first, second, last, last]))
+    lost = replace(HEARD, steps=summed([second, last]))
     for log in (holed, two, forged, again, lost):
         assert not judge_of(FOUR).feed(with_log(split, log)).shown
     assert judge_of(FOUR).feed(with_log(split, shown)).shown

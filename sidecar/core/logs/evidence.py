@@ -161,7 +161,7 @@ def combined(
         compiles=compiles[:MAX_COMPILES],
         steps=summed(best.report.steps),
         troubles=best.report.troubles[:MAX_TROUBLES],
-        earlier=earlier[:MAX_COMPILES],
+        earlier=tuple(map(_shortened, earlier[:MAX_COMPILES])),
         foreign=best.report.foreign,
         dropped=best.report.dropped + max(0, len(compiles) - MAX_COMPILES),
         is_lossy=best.is_lossy,
@@ -207,8 +207,12 @@ def _timed(report: WindowReport) -> list[Compile]:
         if end is not None and compile_.duration_s is None:
             ends.remove(end)
             compile_ = replace(compile_, duration_s=end.duration_s)
-        timed.append(replace(compile_, detail=compile_.detail[:MAX_DETAIL]))
+        timed.append(_shortened(compile_))
     return timed
+
+
+def _shortened(line: Compile) -> Compile:
+    return replace(line, detail=line.detail[:MAX_DETAIL])
 
 
 def _is_end(end: Finished, of: Compile) -> bool:
