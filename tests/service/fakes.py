@@ -216,6 +216,7 @@ class Stage:
         self.replays = []
         self.snapshots = []
         self.refusal = None
+        self.rejected = []
         self.setup = setup
         self._changed = anyio.Event()
         nonces = iter(range(1, 1000))
@@ -229,6 +230,7 @@ class Stage:
             store=store,
             ready_file=self.file,
             on_change=self._hear,
+            reject_start=lambda: self.rejected.append(anyio.current_time()),
         )
 
     def _hear(self, snapshot):

@@ -1,0 +1,433 @@
+"""The conductor among fakes: what the log tells beside the waves, absences, deaths."""
+
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from sidecar.core.gate import State
+from sidecar.core.health import Health
+from sidecar.core.logitems import Began, Ended
+from sidecar.core.logs.events import Compile, Complaint, Phase, Started, Step, Trouble
+from sidecar.core.logs.head import Origin
+from sidecar.core.policy import Rhythm
+from sidecar.core.presence import Presence, sentence
+from sidecar.core.seen import Seen
+from tests.service.fakes import CELLS, MemoryStore, Stage
+from tests.service.virtualtime import VirtualLoop
+
+ENGINE = Origin("EngineCore", 7)
+
+
+@pytest.fixture(scope="module")
+def anyio_backend():
+    return "asyncio", {"loop_factory": VirtualLoop}
+
+
+def is_ready(snapshot):
+    return snapshot.is_ready
+
+
+def compiled(kernel="moe_kernel"):
+    return Compile(ENGINE, "Triton", "kernel JIT compilation", kernel)
+
+
+def tell(stage, what, *, in_wave=False):
+    stage.conductor.hear(Seen("file:///log", anyio.current_time(), what, in_wave))
+
+
+# --- escapes -------------------------------------------------------------------------------------
+
+
+async def test_only_what_compiles_while_the_gate_is_open_is_an_escape():
+    """Not before it opened, not in a wave of ours, not after it shut."""
+    stage = Stage(store=MemoryStore())
+    async with stage.running():
+        await stage.until(lambda s: s.state is State.WARMING)
+        tell(stage, compiled("before"))
+        await stage.until(is_ready)
+        tell(stage, compiled("ours"), in_wave=True)
+        assert stage.snapshot.escapes.total == 0
+        tell(stage, compiled())
+        tell(stage, Step(ENGINE, 0, 1, 2, 700, 0, 0, 0.04))
+        assert stage.snapshot.is_ready, "counted, and no more, unless the file says otherwise"
+        assert any("hole in the declared grid" in w for w in stage.snapshot.warnings)
+        stage.engine.state = Health.REFUSED
+        await stage.until(lambda s: not s.is_ready)
+        tell(stage, compiled("after"))
+    (escape,) = stage.snapshot.escapes.recent
+    assert (escape.kernel, escape.at) == ("moe_kernel", pytest.approx(1_700_001_000, abs=100))
+    assert "700 tokens" in escape.step
+
+
+async def test_escapes_are_added_to_the_report_of_the_warm_up_before_them():
+    """With their steps, within one look at the engine's identity, and each once."""
+    store = MemoryStore()
+    stage = Stage(store=store)
+    async with stage.running():
+        await stage.until(is_ready)
+        for kernel in ("a", "b"):
+            tell(stage, compiled(kernel))
+        tell(stage, Step(ENGINE, 0, 1, 2, 700, 0, 0, 0.04))
+        await anyio.sleep(25)
+    assert [(nonce, e.kernel, bool(e.step)) for nonce, e in store.escapes] == [
+        ("n1", "a", True),
+        ("n1", "b", True),
+    ]
+    assert stage.conductor.report.escapes_total == 2
+
+
+async def test_rewarm_shuts_with_a_reason_warms_the_same_boot_and_opens():
+    """Other prompts, for the prefix cache knows the first; one boot is counted once."""
+    stage = Stage(rewarm_on_escape=True, rewarm_pause_s=60.0)
+    async with stage.running():
+        await stage.until(is_ready)
+        await anyio.sleep(70)
+        tell(stage, compiled())
+        await stage.until(lambda s: not s.is_ready, limit_s=2)
+        assert "moe_kernel (Triton) was compiled" in stage.snapshot.reasons[0]
+        await stage.until(is_ready)
+        assert stage.snapshot.reasons == ()
+    assert (stage.snapshot.totals.boots, len(stage.replays)) == (1, 2)
+    assert stage.replays[0].nonce != stage.replays[1].nonce == stage.snapshot.nonce
+    assert stage.replays[1].looks
+
+
+async def test_rewarm_is_limited_and_catches_up_after_the_pause():
+    """A grid with a hole must not be warmed without end while users wait."""
+    stage = Stage(rewarm_on_escape=True, rewarm_pause_s=60.0)
+    async with stage.running():
+        await stage.until(is_ready)
+        opened_at = anyio.current_time()
+        tell(stage, compiled())
+        await anyio.sleep(50)
+        assert stage.snapshot.is_ready
+        await stage.until(lambda s: not s.is_ready, limit_s=30)
+        assert anyio.current_time() - opened_at >= 60
+        await stage.until(is_ready)
+        await anyio.sleep(200)
+        assert stage.snapshot.is_ready, "one escape, one warm-up"
+    assert len(stage.replays) == 2
+
+
+# --- boots ---------------------------------------------------------------------------------------
+
+
+async def test_a_sign_of_a_restart_is_looked_into_at_once_and_counted_once():
+    """The container's restart, its end and the start line of one boot lead to one more boot."""
+    stage = Stage(rhythm=Rhythm(health_every_s=50.0, mark_every_s=50.0))
+    async with stage.running():
+        await stage.until(is_ready)
+        stage.engine.boot += 50
+        tell(stage, Ended(1.0, "abc", "exit code 0", exit_code=0))
+        tell(stage, Began(1.0, "abc", "2099-01-01T00:00:00.123456789Z", 1, "restarted"))
+        await stage.until(lambda s: not s.is_ready, limit_s=2)
+        assert stage.snapshot.reasons[0].startswith("the engine was restarted (its container was")
+        await stage.until(is_ready)
+        tell(stage, Started(ENGINE, Phase.ARGUMENTS))
+        await anyio.sleep(2)
+        assert stage.snapshot.is_ready
+    assert stage.snapshot.totals.boots == 2
+
+
+async def test_a_start_line_alone_is_believed_by_nobody():
+    """A user may have written it: the engine is asked, and the log's word is taken back."""
+    stage = Stage()
+    async with stage.running():
+        await stage.until(is_ready)
+        tell(stage, Started(ENGINE, Phase.ARGUMENTS))
+        tell(stage, Trouble(ENGINE, Complaint.ENGINE_DEAD, "…"))
+        await anyio.sleep(1)
+        assert stage.snapshot.is_ready
+        assert len(stage.rejected) == 1
+        await anyio.sleep(30)
+        assert len(stage.rejected) == 1
+    assert stage.snapshot.totals.boots == 1
+
+
+@pytest.mark.parametrize(
+    ("moment", "boots"), [("2000-01-01T00:00:00Z", 1), ("2099-01-01T00:00:00Z", 2)]
+)
+async def test_an_engine_that_tells_nothing_is_new_when_docker_says_so(moment, boots):
+    """But not for a run of the container that was met already: the word came late."""
+    stage = Stage(open_unproven=True)
+    stage.engine.has_metrics = False
+    async with stage.running():
+        await stage.until(is_ready)
+        tell(stage, Began(1.0, "abc", moment, 1, "restarted"))
+        await anyio.sleep(5)
+        await stage.until(is_ready)
+    assert stage.snapshot.totals.boots == boots
+
+
+# --- asleep, paused, rescaling -------------------------------------------------------------------
+
+AWAY = [each for each in Presence if each.is_away]
+
+
+@pytest.mark.parametrize("presence", AWAY)
+async def test_an_engine_that_is_away_shuts_with_its_reason_and_is_warmed_again(presence):
+    """The process lives, /health is 200: shut within three seconds; the return costs a warm-up."""
+    store = MemoryStore()
+    stage = Stage(store=store)
+    async with stage.running():
+        await stage.until(is_ready)
+        stage.engine.presence_is = presence
+        went_at = anyio.current_time()
+        await stage.until(lambda s: not s.is_ready)
+        assert anyio.current_time() - went_at <= 3.0
+        await anyio.sleep(60)
+        assert stage.snapshot.reasons == (sentence(presence),)
+        assert stage.snapshot.state is State.WAITING
+        assert store.kept is None, "a sidecar that restarts meanwhile must not adopt it"
+        stage.engine.presence_is = Presence.SERVING
+        await stage.until(is_ready)
+    assert (stage.snapshot.totals.boots, len(stage.replays)) == (1, 2)
+    assert stage.replays[1].looks
+    assert not stage.snapshot.adopted
+
+
+@pytest.mark.parametrize("presence", AWAY)
+async def test_by_a_setting_a_light_sleep_keeps_the_verdict(presence):
+    """Level 1 and a pause leave what was compiled; level 2, a rescale and the unknown do not."""
+    stage = Stage(store=MemoryStore(), sleep_keeps_verdict=True)
+    async with stage.running():
+        await stage.until(is_ready)
+        stage.engine.presence_is = presence
+        await stage.until(lambda s: not s.is_ready)
+        stage.engine.presence_is = Presence.SERVING
+        await stage.until(is_ready)
+    assert len(stage.replays) == (1 if presence.keeps_kernels else 2)
+
+
+async def test_a_sleep_that_deepens_while_it_lasts_is_a_deep_one():
+    """Level 1, then level 2: what counts is the deepest."""
+    stage = Stage(sleep_keeps_verdict=True)
+    async with stage.running():
+        await stage.until(is_ready)
+        stage.engine.presence_is = Presence.SLEEP_1
+        await stage.until(lambda s: not s.is_ready)
+        await anyio.sleep(5)
+        stage.engine.presence_is = Presence.SLEEP_2
+        await anyio.sleep(5)
+        stage.engine.presence_is = Presence.SLEEP_1
+        await anyio.sleep(5)
+        stage.engine.presence_is = Presence.SERVING
+        await stage.until(is_ready)
+    assert len(stage.replays) == 2
+
+
+async def test_a_sidecar_that_meets_a_sleeping_engine_waits_and_does_not_adopt():
+    """What it slept through is not known."""
+    store = MemoryStore()
+    first = Stage(store=store)
+    async with first.running():
+        await first.until(is_ready)
+    kept = store.kept
+    second = Stage(store=store, engine=first.engine)
+    first.engine.presence_is = Presence.SLEEP_2
+    async with second.running():
+        await anyio.sleep(10)
+        assert second.snapshot.reasons == (sentence(Presence.SLEEP_2),)
+        assert second.sent == 0
+        first.engine.presence_is = Presence.SERVING
+        await second.until(is_ready)
+    assert not second.snapshot.adopted
+    assert kept.nonce != store.kept.nonce or second.sent
+
+
+async def test_a_pause_in_the_middle_of_a_wave_blames_no_cell():
+    """Its requests hang; the wave is cut off, and the cell is sent again after it."""
+    store = MemoryStore()
+    stage = Stage(store=store)
+    hung = []
+
+    async def hang_once(look):
+        if not hung:
+            hung.append(look)
+            stage.engine.presence_is = Presence.PAUSED
+            await anyio.sleep(3000)
+
+    stage.setup = lambda replay: setattr(replay, "on_wave", hang_once)
+    async with stage.running():
+        await stage.until(lambda s: any("/resume" in reason for reason in s.reasons), limit_s=10)
+        stage.engine.presence_is = Presence.SERVING
+        await stage.until(is_ready)
+    assert store.dead == ()
+    assert stage.snapshot.proven
+
+
+async def test_an_engine_that_is_paused_after_the_last_wave_is_not_opened():
+    """The last look before the opening sees it."""
+    stage = Stage(rhythm=Rhythm(presence_every_s=1000.0))
+
+    async def pause(look):
+        if len(stage.replays[0].looks) == 6:
+            stage.engine.presence_is = Presence.PAUSED
+
+    stage.setup = lambda replay: setattr(replay, "on_wave", pause)
+    async with stage.running():
+        await stage.until(lambda s: any("/resume" in reason for reason in s.reasons))
+    assert State.READY not in stage.states()
+
+
+# --- cells that an engine died on ----------------------------------------------------------------
+
+
+class Killer:
+    """An engine that dies whenever one cell is sent, and is back as another boot."""
+
+    def __init__(self, store, cell=CELLS[1], **policy):
+        self.cell = cell
+        self.stage = Stage(store=store, **policy)
+        self.stage.setup = lambda replay: setattr(replay, "on_wave", self)
+        self.kills = 0
+        self.is_harmless = False
+
+    async def __call__(self, look):
+        if look.cell != self.cell or self.is_harmless:
+            return
+        self.kills += 1
+        self.stage.engine.state = Health.REFUSED
+        await anyio.sleep(3000)
+
+    async def revive(self):
+        while True:
+            await anyio.sleep(3)
+            if not self.stage.engine.state.is_up:
+                self.stage.engine.boot += 1
+                self.stage.engine.state = Health.UP
+
+    @asynccontextmanager
+    async def running(self):
+        async with self.stage.running(), anyio.create_task_group() as group:
+            group.start_soon(self.revive)
+            yield
+            group.cancel_scope.cancel()
+
+
+def is_held(snapshot):
+    return any("is held back" in reason for reason in snapshot.reasons)
+
+
+async def test_a_cell_that_killed_the_engine_is_held_back_and_the_rest_is_warmed():
+    """The next boot does not get it; the gate stays shut and says what to change."""
+    store = MemoryStore()
+    killer = Killer(store)
+    stage = killer.stage
+    async with killer.running():
+        await stage.until(is_held)
+        tell(stage, compiled())
+        assert stage.snapshot.state is State.FAILED
+        assert "vllm-warmup state clear" in stage.snapshot.reasons[0]
+        assert stage.snapshot.held == (CELLS[1].id,)
+        await anyio.sleep(3000)
+        assert (killer.kills, stage.snapshot.totals.boots) == (1, 2)
+        assert {look.cell for look in stage.replays[-1].looks} == set(CELLS) - {CELLS[1]}
+        done = [cell.standing for cell in stage.snapshot.verdict.cells]
+        assert done == ["done"] * 2
+    assert State.READY not in stage.states()
+
+
+async def test_clearing_it_goes_on_within_seconds():
+    """The operator has changed a flag, and does not wait for the next try."""
+    store = MemoryStore()
+    killer = Killer(store)
+    stage = killer.stage
+    async with killer.running():
+        await stage.until(is_held)
+        await anyio.sleep(2000)  # pauses between tries are long by now
+        killer.is_harmless, store.dead = True, ()
+        cleared_at = anyio.current_time()
+        await stage.until(is_ready)
+        assert anyio.current_time() - cleared_at < 60
+    assert stage.snapshot.held == ()
+    assert {c.cell for c in stage.snapshot.verdict.cells} == set(CELLS)
+
+
+async def test_what_the_log_said_of_the_end_is_remembered():
+    """Out of memory is more telling than the death that followed from it."""
+    store = MemoryStore()
+    killer = Killer(store)
+    stage = killer.stage
+    async with killer.running():
+        await stage.until(lambda s: s.is_active and stage.replays[0].looks[-1].cell == CELLS[1])
+        tell(
+            stage, Trouble(ENGINE, Complaint.OUT_OF_MEMORY, "torch.OutOfMemoryError"), in_wave=True
+        )
+        tell(stage, Trouble(ENGINE, Complaint.ENGINE_DEAD, "EngineDeadError"), in_wave=True)
+        await stage.until(is_held)
+    (death,) = store.dead
+    assert death.cause == "out of memory"
+    assert "--gpu-memory-utilization" in stage.snapshot.reasons[0]
+
+
+async def test_a_server_that_was_stopped_in_order_did_not_die_of_its_cell():
+    """An operator who restarts a container in the middle of a warm-up need not clear anything."""
+    store = MemoryStore()
+    killer = Killer(store)
+    stage = killer.stage
+    async with killer.running():
+        await stage.until(lambda s: s.is_active and stage.replays[0].looks[-1].cell == CELLS[1])
+        tell(stage, Ended(1.0, "abc", "exit code 0", exit_code=0), in_wave=True)
+        killer.is_harmless = True
+        await stage.until(is_ready)
+    assert (store.dead, killer.kills) == ((), 1)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_sidecar_that_was_killed_in_a_wave(dies):
+    """Kill -9 of both is a death of that cell; of the sidecar alone it is none."""
+    store = MemoryStore()
+    first = Stage(store=store)
+    kept = []
+
+    async def hang(look):
+        if look.cell == CELLS[1]:
+            kept.append(store.wave)
+            await anyio.sleep(3000)
+
+    first.setup = lambda replay: setattr(replay, "on_wave", hang)
+    async with first.running():
+        await first.until(lambda s: bool(kept))
+    assert kept[0].cell == CELLS[1].id
+    store.wave = kept[0]
+    first.engine.boot += int(dies)
+    second = Stage(store=store, engine=first.engine)
+    async with second.running():
+        await second.until(is_held if dies else is_ready)
+    assert len(store.dead) == int(dies)
+    assert store.wave is None
+
+
+async def test_a_sidecar_that_ends_in_order_leaves_nothing_in_flight():
+    """`docker compose down` in the middle of a wave blames no cell of the next day."""
+    store = MemoryStore()
+    stage = Stage(store=store)
+    seen = []
+
+    async def hang(look):
+        seen.append(store.wave)
+        await anyio.sleep(3000)
+
+    stage.setup = lambda replay: setattr(replay, "on_wave", hang)
+    async with stage.running():
+        await stage.until(lambda s: bool(seen))
+        await stage.conductor.stop()
+        assert store.wave is None
+    assert seen[0] is not None
+
+
+async def test_between_waves_nothing_is_in_flight():
+    """An engine that dies at rest did not die of the cell before."""
+    store = MemoryStore()
+    stage = Stage(store=store)
+    async with stage.running():
+        await stage.until(is_ready)
+        assert store.wave is None
+        stage.engine.state = Health.REFUSED
+        await stage.until(lambda s: not s.is_ready)
+        stage.engine.boot += 1
+        stage.engine.state = Health.UP
+        await stage.until(is_ready)
+    assert store.dead == ()
