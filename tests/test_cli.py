@@ -231,8 +231,9 @@ def sim(*arguments: str) -> Iterator[str]:
             assert process.returncode == 0
 
 
-def test_once_against_the_simulator(tmp_path: Path) -> None:
-    """The whole: `sim` serves, `plan` asks it, `once` warms it and exits 0, `report` repeats it."""
+def test_once_against_the_simulator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole: `sim` serves, `plan` asks it, `once` warms it and exits 0, `report` repeats it;
+    `once` again adopts the verdict, sends nothing and prints the same report."""
     with sim("--model", "demo") as url:
         asked = run("plan", "--engine-url", url, "--shapes", "tiny")
         assert "model demo (/v1/models)" in asked.stdout, asked
@@ -240,15 +241,20 @@ def test_once_against_the_simulator(tmp_path: Path) -> None:
             *("once", "--engine-url", url, "--shapes", "tiny", "--json"),
             *("--state-dir", str(tmp_path)),
         )
+        adopted = run(
+            *("once", "--engine-url", url, "--shapes", "tiny", "--json"),
+            *("--state-dir", str(tmp_path)),
+        )
     assert done.returncode == ExitCode.WARM, done
     warmed = json.loads(done.stdout)
     assert (warmed["facts"]["model"], warmed["opening"]["open"]) == ("demo", True)
     assert "warming: pass 1, 0 of 5 cells done" in done.stderr
-    told = run("report", "--state-dir", str(tmp_path))
-    assert told.returncode == 0
-    assert "completions-c1-p350-o8" in told.stdout
-    again = json.loads(run("report", "--state-dir", str(tmp_path), "--json").stdout)
-    assert (again["nonce"], again["waves"]) == (warmed["nonce"], warmed["waves"])
+    assert "adopted: " in adopted.stderr
+    assert (adopted.returncode, json.loads(adopted.stdout)) == (ExitCode.WARM, warmed)
+    assert code_of("report", "--state-dir", str(tmp_path)) == 0
+    assert "completions-c1-p350-o8" in capsys.readouterr().out
+    assert code_of("report", "--state-dir", str(tmp_path), "--json") == 0
+    assert json.loads(capsys.readouterr().out) == warmed
 
 
 @pytest.mark.parametrize(
