@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 ENGINE ?= sim
 BIN := .venv/bin
 
-.PHONY: help demo test test-fast lint format schema vllm bench clean
+.PHONY: help demo test test-fast coverage lint format schema vllm bench clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -19,8 +19,16 @@ demo: .venv/ready $(if $(filter vllm,$(ENGINE)),vllm) ## warm an engine and open
 test: .venv/ready ## every tier: fast, then real vLLM, then containers (those that can't run say why)
 	$(BIN)/pytest
 
-test-fast: .venv/ready ## the tier without vLLM and containers, under a minute
-	$(BIN)/pytest -m "not live and not containers"
+test-fast: .venv/ready ## the tier without vLLM and containers, on two cores, under a minute
+	$(BIN)/pytest -m "not live and not containers" -n 2 --dist loadfile
+
+# The tests of what `core` decides: half a minute, and no process is started.
+DECIDING = tests/core tests/adapters/test_engine.py tests/adapters/test_replay.py \
+	tests/adapters/test_state.py tests/service/test_conductor.py tests/service/test_web.py \
+	tests/simulator/test_engine.py tests/test_settings.py tests/test_shapes_files.py
+
+coverage: .venv/ready ## how much of core, lines and branches, its tests run; fails below the floor
+	$(BIN)/pytest -q $(DECIDING) --cov=sidecar/core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=98
 
 lint: .venv/ready ## formatting, ruff, mypy
 	$(BIN)/ruff format --check
