@@ -14,6 +14,8 @@ import pytest
 from sidecar import __version__
 from sidecar.cli.main import main
 from sidecar.cli.run import _Lines
+from sidecar.core.cells import Gait
+from sidecar.core.deaths import Cause, Death, deaths_to_json
 from sidecar.core.errors import ExitCode
 from sidecar.core.gate import Snapshot, State
 from sidecar.core.passes import Progress
@@ -76,6 +78,9 @@ REFUSED = [
     (["once", "--shapes", "defualt"], 2, '.*no shapes file is called "defualt".*'),
     (["report"], 2, ".*no state folder is set; give --state-dir or WARMUP_STATE_DIR"),
     (["report", "--state-dir", "/nowhere"], 2, ".*no report in /nowhere.*"),
+    (["state"], 2, ".*ACTION.*"),
+    (["state", "show"], 2, ".*no state folder is set; give --state-dir or WARMUP_STATE_DIR"),
+    (["state", "clear", "--state-dir", "/nowhere"], 2, ".*there is no state folder /nowhere.*"),
     (["shapes"], 2, ".*ACTION.*"),
 ]
 
@@ -116,11 +121,32 @@ def test_nobody_there_from_the_outside() -> None:
     assert done.stdout == ""
 
 
+def test_state_shows_and_clears_what_is_held_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The cell, its cause and the flag; as JSON too; and after `clear` nothing."""
+    death = Death("completions-c8-p64-o16", Gait.HELD, 5.0, NOBODY, "m", "1", Cause.OUT_OF_MEMORY)
+    (tmp_path / "deaths.json").write_text(deaths_to_json((death,)))
+    folder = ("--state-dir", str(tmp_path))
+    assert code_of("state", "show", *folder) == 0
+    assert "completions-c8-p64-o16 is held back" in capsys.readouterr().out
+    assert code_of("state", "show", "--json", *folder) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["deaths"][0]["cause"], told["in_flight"]) == ("out of memory", None)
+    assert code_of("state", "clear", *folder) == 0
+    assert "cleared" in capsys.readouterr().out
+    assert code_of("state", "show", *folder) == 0
+    assert capsys.readouterr().out == "no cell is held back\n"
+    (tmp_path / "deaths.json").write_text("[")
+    assert code_of("state", "show", *folder) == 2
+    assert "is damaged" in capsys.readouterr().err
+
+
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     """--version says the version; each command's help has examples and is readable."""
     assert code_of("--version") == 0
     assert capsys.readouterr().out == f"vllm-warmup {__version__}\n"
-    for command in ("serve", "once", "plan", "report", "shapes", "sim"):
+    for command in ("serve", "once", "plan", "report", "state", "shapes", "sim"):
         assert code_of(command, "--help") == 0
         out = capsys.readouterr().out
         assert f"examples:\n  vllm-warmup {command} " in out

@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from sidecar.adapters import evidence as module
-from sidecar.adapters.evidence import Evidence, Seen
+from sidecar.adapters.evidence import Evidence
 from sidecar.core.logitems import Began, Counts, Ended, Gap, Line
-from sidecar.core.logs.events import Compile
+from sidecar.core.logs.events import Compile, Step
 from sidecar.core.logs.evidence import Hearing
 from sidecar.core.logs.window import Completeness, Expected
+from sidecar.core.seen import Seen
 
 COMPILE = (
     "(EngineCore pid=2) WARNING 11-29 17:14:24 [jit_monitor.py:132] Triton kernel JIT compilation "
@@ -289,3 +290,54 @@ async def test_a_bug_in_the_reading_breaks_a_window_and_nothing_else(
         assert (await wave_of(evidence, tape)).words == "complete"
     assert "a bug: " in caplog.text
     assert "secret" not in caplog.text
+
+
+async def test_a_start_that_was_none_is_forgotten() -> None:
+    """Whoever wrote it: facts learned later on the same boot are those of its real start."""
+    tape = Tape()
+    async with reading(tape) as evidence:
+        tape.write(*START)
+        await evidence.adopt(tape.touch)
+        tape.write(ARGUMENTS % (7, False), ARGUMENTS % (8, False))
+        await wave_of(evidence, tape)
+        evidence.reject_start()
+        assert (await evidence.adopt(tape.touch)).max_num_batched_tokens == 512
+        assert (await wave_of(evidence, tape)).hearing is Hearing.COMPLETE
+
+
+async def test_lines_of_a_wave_that_come_late_are_no_escapes() -> None:
+    """Before its last fence they are the wave's, though it has ended; after it they are others'."""
+    tape, told = Tape(), []
+    async with reading(tape, on_seen=told.append) as evidence:
+        tape.write(*START)
+        await evidence.adopt(tape.touch)
+        late: list[str] = []
+
+        async def slow(path: str) -> None:
+            late.append(path)
+
+        wave = await evidence.begin(tape.touch, EXPECTED)
+        tape.write(POST)
+        wave._send = slow
+        assert (await wave.end()).completeness is Completeness.PARTIAL
+        tape.write(COMPILE.format("late"))
+        await tape.touch(late[0])
+        tape.write(COMPILE.format("after"))
+        await evidence.adopt(tape.touch)  # its fence comes behind all that
+    compiles = [(s.what.kernel, s.in_wave) for s in told if isinstance(s.what, Compile)]
+    assert compiles == [("late", True), ("after", False)]
+
+
+async def test_the_step_after_a_compile_is_told_and_no_other() -> None:
+    """A flood of iteration lines is not passed on."""
+    tape, told = Tape(), []
+    line = (
+        "(APIServer pid=1) INFO 11-29 17:14:24 [loggers.py:182] Engine 000: Iteration({}): 1 "
+        "context requests, 17 context tokens, 0 generation requests, 0 generation tokens, "
+        "iteration elapsed time: 0.04 ms, GPU KV cache usage: 0.1%"
+    )
+    async with reading(tape, on_seen=told.append) as evidence:
+        tape.write(*START, line.format(1), COMPILE.format("k"), line.format(2), line.format(3))
+        await evidence.adopt(tape.touch)
+    steps = [s.what.number for s in told if isinstance(s.what, Step)]
+    assert steps == [2]

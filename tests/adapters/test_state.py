@@ -11,11 +11,23 @@ from anyio import to_thread
 from sidecar.adapters import state as state_module
 from sidecar.adapters import statefiles
 from sidecar.adapters.readyfile import ReadyFile
-from sidecar.adapters.state import HISTORY, LAST_REPORT, MARK, VERDICT, StateDir
+from sidecar.adapters.state import (
+    DEATHS,
+    HISTORY,
+    IN_FLIGHT,
+    LAST_REPORT,
+    MARK,
+    VERDICT,
+    StateDir,
+)
 from sidecar.adapters.statefiles import last_report
 from sidecar.core.boot import BootMark
+from sidecar.core.cells import Gait
+from sidecar.core.deaths import InFlight, death_of
 from sidecar.core.errors import ConfigError
+from sidecar.core.escapes import Escape
 from sidecar.core.kept import Kept
+from sidecar.core.report import to_text
 from tests.core.test_report import REPORT
 from tests.core.test_report import VERDICT as GRID
 
@@ -195,6 +207,93 @@ def test_a_report_that_is_not_there_is_said_in_a_sentence(tmp_path, monkeypatch,
     with pytest.raises(ConfigError, match=said) as raised:
         last_report(tmp_path)
     assert str(tmp_path) in str(raised.value)
+
+
+WAVE = InFlight(
+    cell="completions-c8-p64-o16",
+    gait=Gait.HELD,
+    at=1_700_000_000.0,
+    boot=BootMark(process_start_s=5.0),
+    url="http://vllm:8000",
+    model="tiny",
+    version="0.33.0",
+)
+
+
+async def test_a_wave_in_flight_outlives_whoever_is_killed(tmp_path):
+    """It is on disk before it is sent, and gone when it has landed."""
+    first = await to_thread.run_sync(StateDir, tmp_path)
+    assert await first.in_flight() is None
+    await first.take_off(WAVE)
+    del first
+    second = await to_thread.run_sync(StateDir, tmp_path)
+    assert await second.in_flight() == WAVE
+    await second.land()
+    assert await second.in_flight() is None
+    assert second.troubles == ()
+
+
+async def test_deaths_are_remembered_until_they_are_cleared(tmp_path):
+    """Over restarts, all of them; the command that shows and clears them reads the same file."""
+    state = await to_thread.run_sync(StateDir, tmp_path)
+    deaths = tuple(death_of(replace(WAVE, at=float(i))) for i in range(3))
+    await state.take_off(WAVE)
+    for death in deaths:
+        await state.bury(death)
+    assert await state.in_flight() is None
+    again = await to_thread.run_sync(StateDir, tmp_path)
+    assert await again.deaths() == deaths
+    assert await to_thread.run_sync(statefiles.remembered, tmp_path) == deaths
+    assert await to_thread.run_sync(statefiles.clear, tmp_path)
+    assert await again.deaths() == ()
+    assert not await to_thread.run_sync(statefiles.clear, tmp_path)
+
+
+async def test_a_death_that_can_not_be_written_is_held_in_memory(tmp_path, monkeypatch):
+    """A full volume must not have the next boot killed by the same cell."""
+
+    def refuse(path, content):
+        raise OSError(28, "No space left on device")
+
+    state = await to_thread.run_sync(StateDir, tmp_path)
+    with monkeypatch.context() as full:
+        full.setattr(state_module, "write_atomically", refuse)
+        await state.bury(death_of(WAVE))
+        assert await state.deaths() == (death_of(WAVE),)
+        assert "No space left" in state.troubles[0]
+    later = death_of(replace(WAVE, at=9.0))
+    await state.bury(later)
+    assert await (await to_thread.run_sync(StateDir, tmp_path)).deaths() == (death_of(WAVE), later)
+
+
+@pytest.mark.parametrize("name", [IN_FLIGHT, DEATHS])
+async def test_a_damaged_memory_is_set_aside_and_said(tmp_path, name):
+    """Never a traceback, never half of it."""
+    (tmp_path / name).write_text('[{"cell": 3}]')
+    state = await to_thread.run_sync(StateDir, tmp_path)
+    assert (await state.in_flight(), await state.deaths()) == (None, ())
+    assert f"{name}.damaged" in state.troubles[0]
+
+
+async def test_a_verdict_that_was_forgotten_is_not_loaded(tmp_path):
+    """The engine slept: a sidecar that is restarted must not adopt what was before."""
+    state = await to_thread.run_sync(StateDir, tmp_path)
+    await state.keep(KEPT)
+    await state.forget()
+    assert await (await to_thread.run_sync(StateDir, tmp_path)).load() is None
+
+
+async def test_escapes_go_into_the_report_of_their_own_run(tmp_path):
+    """Each adds up with those before; a report of another run is left alone."""
+    state = await to_thread.run_sync(StateDir, tmp_path)
+    await state.add_report(REPORT)
+    escape = Escape(5.0, "file:///a", "Triton", "JIT", "moe", "", "EngineCore", repeated=2)
+    await state.add_escapes(REPORT.nonce, (escape, escape))
+    await state.add_escapes(REPORT.nonce, (escape,))
+    await state.add_escapes("another", (escape,))
+    report = await to_thread.run_sync(last_report, tmp_path)
+    assert (report.escapes, report.escapes_total) == ((escape,) * 3, 6)
+    assert "compiled while the gate was open, 6 in all" in to_text(report)
 
 
 async def test_the_ready_file_comes_and_goes(tmp_path):

@@ -10,10 +10,12 @@ from sidecar import __version__
 from sidecar.core.boot import BootMark
 from sidecar.core.calls import CellLog
 from sidecar.core.cells import Gait
-from sidecar.core.escapes import MAX_LABELS
+from sidecar.core.escapes import MAX_LABELS, Escapes
 from sidecar.core.gate import Snapshot, State
 from sidecar.core.logitems import Counts, SourceState
+from sidecar.core.logs.events import Compile
 from sidecar.core.logs.evidence import Hearing
+from sidecar.core.logs.head import Origin
 from sidecar.core.passes import Progress
 from sidecar.core.results import Outcome
 from sidecar.core.tally import Totals, WaveOutcome, WaveRow
@@ -284,6 +286,27 @@ async def test_metrics_and_status_tell_what_was_read_and_what_was_lost():
     async with client(replace(WARMING, logs=logs)) as http:
         told = (await http.get("/status")).json()["logs"]
     assert told[1]["trouble"] == "nobody may listen here"
+
+
+async def test_escapes_and_held_cells_are_told():
+    """By kernel; null and without a sample where no log is read."""
+    escapes = Escapes()
+    escapes.add(
+        Compile(Origin("EngineCore"), "Triton", "JIT", "moe", repeated=3),
+        at=5.0,
+        source="file:///a",
+    )
+    told = replace(READY, escapes=escapes.log, held=("a", "b"))
+    values = await samples(told)
+    assert values["warmup_jit_escapes_total", ("backend", "Triton"), ("kernel", "moe")] == 3
+    assert values["warmup_held_cells",] == 2
+    async with client(told) as http:
+        body = (await http.get("/status")).json()
+    assert body["held"] == ["a", "b"]
+    assert body["escapes"]["total"] == 3
+    assert body["escapes"]["recent"][0]["at"] == "1970-01-01T00:00:05Z"
+    async with client(READY) as http:
+        assert (await http.get("/status")).json()["escapes"] is None
 
 
 async def test_metrics_warn_of_the_costly_settings():
