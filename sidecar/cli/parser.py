@@ -267,6 +267,15 @@ def _sim_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-iterations", action="store_true", help="a log line for each engine step"
     )
+    parser.add_argument(
+        "--sse-keep-alive-s", type=_positive, metavar="SECONDS", help="comments in waiting streams"
+    )
+    parser.add_argument(
+        "--execute-timeout-s",
+        type=_positive,
+        metavar="SECONDS",
+        help="a longer step kills the engine: 300 in a vLLM of several processes (never)",
+    )
     for name, default in (("model-len", 8192), ("num-seqs", 16), ("num-batched-tokens", 2048)):
         parser.add_argument(
             f"--max-{name}", type=_whole(1, 10**7), metavar="N", help=f"as of vLLM ({default})"

@@ -22,6 +22,8 @@ def sim(options: argparse.Namespace) -> int:
         api_key=options.api_key,
         dev_mode=options.dev_mode,
         log_iterations=options.log_iterations,
+        sse_keep_alive_s=options.sse_keep_alive_s or 0.0,
+        execute_timeout_s=options.execute_timeout_s,
         engine=replace(DEMO.engine, **limits),
     )
     if options.start_delay_s is not None:

@@ -3,8 +3,24 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from sidecar.simulator.engine import Emission, Engine, Paid, SimRequest, Step
+
+IN_FLIGHT = 16
+"""Of the last steps so many are looked at for one that takes too long: a rank has two at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long one step may take, in the engine's seconds, and who hears when it takes longer.
+
+    vLLM's executors of several processes end the engine then (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS,
+    300 by default: [33] v1/executor/multiproc_executor.py).
+    """
+
+    limit_s: float
+    give_up: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +40,15 @@ class Driver:
     """
 
     def __init__(
-        self, engine: Engine, *, scale: float, observe: Callable[[Happened], None]
+        self,
+        engine: Engine,
+        *,
+        scale: float,
+        observe: Callable[[Happened], None],
+        patience: Patience | None = None,
     ) -> None:
         self.engine = engine
+        self._patience = patience
         self._loop = asyncio.get_running_loop()
         self._observe = observe
         self._queues: dict[str, asyncio.Queue[Emission]] = {}
@@ -100,8 +122,28 @@ class Driver:
         if due_s is None or self._held:
             return
         self._due_s = due_s
-        wall_s = self._anchor_wall_s + (due_s - self._anchor_s) * self.scale
-        self._timer = self._loop.call_at(wall_s, self._tick)
+        overdue_s = self._overdue_s()
+        if self._patience is not None and overdue_s is not None and overdue_s < due_s:
+            self._timer = self._loop.call_at(self._wall_s(overdue_s), self._patience.give_up)
+        else:
+            self._timer = self._loop.call_at(self._wall_s(due_s), self._tick)
+
+    def _wall_s(self, engine_s: float) -> float:
+        return self._anchor_wall_s + (engine_s - self._anchor_s) * self.scale
+
+    def _overdue_s(self) -> float | None:
+        """When the first of the steps in flight will have taken too long; None: none of them."""
+        if self._patience is None:
+            return None
+        limit_s, now_s = self._patience.limit_s, self.engine.now_s
+        return min(
+            (
+                step.start_s + limit_s
+                for step in islice(reversed(self.engine.steps), IN_FLIGHT)
+                if step.end_s > now_s and step.end_s - step.start_s > limit_s
+            ),
+            default=None,
+        )
 
     def _tick(self) -> None:
         self._timer = None

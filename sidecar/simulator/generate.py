@@ -1,7 +1,8 @@
 """/v1/completions and /v1/chat/completions, streamed and whole, with the faults that they have."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -27,6 +28,8 @@ BUSY = (
     "The engine is currently busy and cannot accept new requests. "
     "Please try again later or on a different instance."
 )
+KEEP_ALIVE = b": keep-alive\n\n"
+"""[33] serve/utils/sse_keep_alive.py"""
 ENDLESS_PART = b"x" * 16_384
 ENDLESS_EVENT = b'data: {"id":"cmpl-0","choices":[{"index":0,"text":"x"}]}\n\n'
 ENDLESS_PAUSE_S = 0.001
@@ -83,21 +86,40 @@ def _admit(life: Life, asked: Asked) -> None:
         raise Refusal(failure.status, failure.message, kind="InternalServerError")
 
 
-async def _outputs(life: Life, asked: Asked, said: list[Said]) -> AsyncIterator[tuple[Said, int]]:
-    """(choice, number of its new tokens) as they come, until all have ended."""
+async def _outputs(
+    life: Life, asked: Asked, said: list[Said], keep_alive: Callable[[], Awaitable[None]]
+) -> AsyncIterator[tuple[Said, int]]:
+    """(choice, number of its new tokens) as they come, until all have ended.
+
+    `keep_alive` is called while the first of them is waited for.
+    """
     queue: asyncio.Queue[Emission] = asyncio.Queue()
     by_id = {one.choice.request.id: one for one in said}
     for one in said:
         life.stats.arrived(one.choice.request, life.driver.now_s)
         life.driver.submit(one.choice.request, queue)
     left = len(said)
+    has_begun = False
     while left:
-        emission = await queue.get()
+        every_s = 0.0 if has_begun else life.profile.sse_keep_alive_s
+        emission = await _next(queue, every_s, keep_alive)
+        has_begun = True
         one = by_id[emission.request_id]
         one.cached_tokens += emission.cached_tokens
         one.finish_reason = emission.finish_reason
         left -= emission.finished
         yield one, emission.tokens
+
+
+async def _next(
+    queue: asyncio.Queue[Emission], every_s: float, keep_alive: Callable[[], Awaitable[None]]
+) -> Emission:
+    """The next of the queue; until it is there `keep_alive` is called, where `every_s` is not 0."""
+    while every_s:
+        with anyio.move_on_after(every_s):
+            return await queue.get()
+        await keep_alive()
+    return await queue.get()
 
 
 def _begin(life: Life, asked: Asked) -> tuple[Frame, list[Said]]:
@@ -116,7 +138,7 @@ async def _stream(life: Life, asked: Asked, answer: Answer) -> None:
     await answer.start(200, EVENT_STREAM)
     frame, said = _begin(life, asked)
     has_begun = False
-    async for one, tokens in _outputs(life, asked, said):
+    async for one, tokens in _outputs(life, asked, said, partial(answer.part, KEEP_ALIVE)):
         if asked.is_chat and not has_begun:
             has_begun = True
             for each in said:
@@ -130,9 +152,13 @@ async def _stream(life: Life, asked: Asked, answer: Answer) -> None:
     await answer.end()
 
 
+async def _nothing() -> None:
+    """An answer that is not streamed has no line to be kept alive."""
+
+
 async def _whole(life: Life, asked: Asked, answer: Answer) -> None:
     frame, said = _begin(life, asked)
-    async for one, tokens in _outputs(life, asked, said):
+    async for one, tokens in _outputs(life, asked, said, _nothing):
         one.say(tokens)
     await answer.whole(json_reply(whole_answer(frame, said)))
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from sidecar.simulator.asking import Asker
-from sidecar.simulator.driver import Driver, Happened
+from sidecar.simulator.driver import Driver, Happened, Patience
 from sidecar.simulator.engine import Engine
 from sidecar.simulator.faults import Faults
 from sidecar.simulator.log import Log
@@ -41,7 +41,13 @@ class Life:
         self.stats = Stats(profile.engine.ranks)
         # A compile costs the same in every life of a seed.
         engine = Engine(profile.engine, profile.rules, seed=profile.seed)
-        self.driver = Driver(engine, scale=profile.time_scale, observe=self._observe)
+        limit_s = profile.execute_timeout_s
+        self.driver = Driver(
+            engine,
+            scale=profile.time_scale,
+            observe=self._observe,
+            patience=None if limit_s is None else Patience(limit_s, self._give_up),
+        )
         self.adjust(profile)
 
     @property
@@ -68,6 +74,10 @@ class Life:
             started_unix_s += 1000.0 * (self.faults.scrapes % 2)
         identity = Identity(started_unix_s, self.faults.sleep_level, self.rejected)
         return metrics_page(self.profile, self.engine, self.stats, identity)
+
+    def _give_up(self) -> None:
+        self.log.step_timed_out()
+        self.die()
 
     def _observe(self, happened: Happened) -> None:
         self.log.happened(happened.steps, happened.paid)

@@ -126,6 +126,17 @@ class Log:
                 self._iteration(step)
         self._flush()
 
+    def step_timed_out(self) -> None:
+        """The last words of an engine whose step took longer than its executor waits."""
+        self._core(0, "ERROR", "core.py:1166", "TimeoutError: RPC call to execute_model timed out.")
+        self._api(
+            "ERROR",
+            "async_llm.py:708",
+            "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See "
+            "stack trace (above) for the root cause.",
+        )
+        self._flush()
+
     def _compiled(self, cost: Paid) -> None:
         profile = self._profile
         if not (cost.logged and profile.has_jit_monitor):

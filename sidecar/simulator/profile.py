@@ -36,6 +36,12 @@ class Profile:
     """--enable-prompt-tokens-details"""
     dev_mode: bool = False
     """VLLM_SERVER_DEV_MODE=1: /server_info, /sleep, /reset_prefix_cache …"""
+    sse_keep_alive_s: float = 0.0
+    """--sse-keep-alive-interval (0.29+): comments in a stream that waits for its first token, so
+    many wall seconds apart; 0 is off, the default."""
+    execute_timeout_s: float | None = None
+    """VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, 300 by default: a longer step kills the engine. None: the
+    in-process executor of one rank, which waits for ever."""
     max_queued_requests: int | None = None
     """--max-num-queued-reqs: more are answered 503."""
 
