@@ -24,7 +24,12 @@ log = logging.getLogger(__name__)
 
 _MAX_SIGNS = 50
 _FIRST = "seen first"
-_GRAVE = (Complaint.STEP_TIMEOUT, Complaint.WORKER_DIED, Complaint.ENGINE_DEAD)
+_GRAVE = (
+    Complaint.STEP_TIMEOUT,
+    Complaint.WORKER_DIED,
+    Complaint.ENGINE_DEAD,
+    Complaint.STOPPING,
+)
 
 
 class Ear:

@@ -100,24 +100,28 @@ def cause_of(signs: Sequence[Trouble | Ended], *, says_dead: bool, failure: str)
 
     `says_dead`: /health answered 503; `failure`: how the wave's own requests failed.
     """
-    found = [Cause.ENGINE_DEAD] if says_dead else []
-    exits: list[int] = []
-    for sign in signs:
-        if isinstance(sign, Ended):
-            if sign.oom_killed:
-                found.append(Cause.OUT_OF_MEMORY)
-            elif sign.exit_code == _KILLED:
-                found.append(Cause.KILLED)
-            exits += [] if sign.exit_code is None else [sign.exit_code]
-        elif sign.complaint in _CAUSES:
-            found.append(_CAUSES[sign.complaint])
+    found = [cause for sign in signs if (cause := _cause_of(sign)) is not None]
+    found += [Cause.ENGINE_DEAD] if says_dead else []
     if "out of memory" in failure.lower():
         found.append(Cause.OUT_OF_MEMORY)
     elif f"{EXECUTE_MODEL_TIMEOUT_S:.0f}" in failure and "EXECUTE_MODEL" in failure:
         found.append(Cause.STEP_TIMEOUT)
-    if not found and exits and all(code in _ORDERLY for code in exits):
-        return Cause.STOPPED
-    return min(found, key=_ORDER.index, default=Cause.UNKNOWN)
+    if any(isinstance(s, Trouble) and s.complaint is Complaint.STOPPING for s in signs):
+        # Then the engine core is said to be dead as well, and 503 may be answered.
+        found = [cause for cause in found if cause in (Cause.OUT_OF_MEMORY, Cause.STEP_TIMEOUT)]
+        return min(found, key=_ORDER.index, default=Cause.STOPPED)
+    exits = [sign.exit_code for sign in signs if isinstance(sign, Ended)]
+    codes = [code for code in exits if code is not None]
+    is_orderly = bool(codes) and all(code in _ORDERLY for code in codes)
+    return min(found, key=_ORDER.index, default=Cause.STOPPED if is_orderly else Cause.UNKNOWN)
+
+
+def _cause_of(sign: Trouble | Ended) -> Cause | None:
+    if isinstance(sign, Trouble):
+        return _CAUSES.get(sign.complaint)
+    if sign.oom_killed:
+        return Cause.OUT_OF_MEMORY
+    return Cause.KILLED if sign.exit_code == _KILLED else None
 
 
 _CAUSES: Mapping[Complaint, Cause] = {

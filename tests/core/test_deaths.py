@@ -88,6 +88,8 @@ def test_boots_that_can_not_be_told_apart_count_only_where_the_end_was_seen():
         ((ended(0),), True, "", Cause.ENGINE_DEAD),
         ((ended(0), trouble(Complaint.OUT_OF_MEMORY)), False, "", "oom"),
         ((ended(1),), False, "", Cause.UNKNOWN),
+        ((trouble(Complaint.STOPPING), trouble(Complaint.ENGINE_DEAD)), True, "", Cause.STOPPED),
+        ((trouble(Complaint.OUT_OF_MEMORY), trouble(Complaint.STOPPING)), False, "", "oom"),
         ((ended(None),), False, "", Cause.UNKNOWN),
         ((), False, "c: its request got HTTP 500 (CUDA out of memory)", "oom"),
     ],

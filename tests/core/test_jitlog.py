@@ -432,10 +432,24 @@ def test_what_an_engine_suffers_from(message: str, complaint: Complaint) -> None
     assert parse(f"{FOREIGN}prompt: {message}") is None
 
 
-def test_a_killed_engine_core_is_told() -> None:
-    """A real log: SIGKILL of the engine core, vLLM 0.32.0."""
+def test_a_server_that_is_told_to_end_says_so() -> None:
+    """Its signal handler's line, from its own file; a real log of vLLM 0.26.0 has it once."""
+    said = "[shutdown] API server: shutdown triggered"
+    event = parse(f"(APIServer pid=1) INFO 11-29 15:34:14 [launcher.py:254] {said}")
+    assert isinstance(event, Trouble)
+    assert event.complaint is Complaint.STOPPING
+    for other in ("[serving.py:1]", "[launcher.py:254] prompt:"):
+        assert parse(f"(APIServer pid=1) INFO 11-29 15:34:14 {other} {said}") is None
+    events = events_of("gpu-0.26.0-first.log")
+    told = [e.complaint for e in events if isinstance(e, Trouble)]
+    assert told.count(Complaint.STOPPING) == 1
+
+
+def test_a_server_that_was_stopped_calls_its_engine_dead_too() -> None:
+    """A real log of vLLM 0.32.0: what comes after the signal handler's line is no crash."""
     events = events_of("cpu-0.32.0-killed.log")
-    assert [e.complaint for e in events if isinstance(e, Trouble)] == [Complaint.ENGINE_DEAD]
+    told = [e.complaint for e in events if isinstance(e, Trouble)]
+    assert told == [Complaint.STOPPING, Complaint.ENGINE_DEAD]
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in LOGS.glob("*.log")))

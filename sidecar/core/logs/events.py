@@ -107,6 +107,8 @@ class Complaint(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     WORKER_DIED = "worker_died"
     ENGINE_DEAD = "engine_dead"
+    STOPPING = "stopping"
+    """SIGTERM or SIGINT: the server was told to end, and nothing is wrong."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def read(message: Message) -> LogEvent | None:
         return _step(message)
     if message.place == "jit_monitor.py":
         return monitored(message)
-    return starting(message) or graph(message) or _trouble(message)
+    return starting(message) or graph(message) or _stopping(message) or _trouble(message)
 
 
 def fence_target(nonce: str) -> str:
@@ -131,6 +131,14 @@ def _count(text: str) -> int:
     if len(text) > 12 or not (text.isascii() and text.isdigit()):
         raise ValueError(text)
     return int(text)
+
+
+def _stopping(message: Message) -> Trouble | None:
+    """Of the signal handler, and of nothing else (vLLM 0.32 entrypoints/launchers/launcher.py)."""
+    wanted = "[shutdown] API server: shutdown triggered"
+    if message.place != "launcher.py" or message.text != wanted:
+        return None
+    return Trouble(message.origin, Complaint.STOPPING, message.text)
 
 
 def _trouble(message: Message) -> Trouble | None:
