@@ -211,13 +211,17 @@ class Record:
         if self._wave is not None and not self._wave.lost:
             await self.land()
 
-    async def judge_flight(self, boot: Boot) -> None:
-        """A boot is there: whether the wave that was in flight last had killed the one before."""
+    async def judge_flight(self, boot: Boot, *, is_sure: bool) -> None:
+        """A boot is there: whether the wave that was in flight last had killed the one before.
+
+        It had not where several engines answered in turn, or at another address.
+        """
         wave = None if self._store is None else await self._store.in_flight()
         if self._store is None or wave is None:
             return
         self._wave = None
-        if not is_death(wave, boot.mark):
+        is_known = is_sure and wave.url == self._policy.url
+        if not is_known or not is_death(wave, boot.mark):
             await self._store.land()
             return
         death = death_of(wave)

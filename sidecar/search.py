@@ -38,6 +38,8 @@ class Found:
     facts: EngineFacts | None
     presence: Presence = Presence.SERVING
     """What it did instead of serving while it was waited for, if anything; the deepest of it."""
+    was_several: bool = False
+    """More than one engine answered meanwhile: another identity means no restart."""
 
 
 class Search:
@@ -65,16 +67,17 @@ class Search:
         so that a boot which can't be told from it counts as new.
         """
         began_at = anyio.current_time()
-        self._presence = Presence.SERVING
+        self._presence, was_several = Presence.SERVING, False
         while True:
             health = await self._engine.health()
             broken = broken or health.breaks
             try:
                 await self._must_serve(health)
                 found = await self._try(health, known, broken)
-                return replace(found, presence=self._presence)
+                return replace(found, presence=self._presence, was_several=was_several)
             except EngineUnavailable as problem:
                 trouble = problem
+                was_several = was_several or self._saw_several
             except Exception as bug:
                 # Shut and tried again, as with everything else: a gate must outlive a bug.
                 if repr(bug) != self._bug:

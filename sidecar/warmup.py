@@ -134,7 +134,7 @@ class Conductor:
             if voids:
                 await self._record.forget()
             boot = self._boot = self._ear.boot = self._meet(found, self._boot, voids=voids)
-            await self._record.judge_flight(boot)
+            await self._record.judge_flight(boot, is_sure=not found.was_several)
             loss = await self._live(boot)
             broken, voids = loss.broken, loss.voids or self._does_void(loss.presence)
             log.warning("the engine was lost: %s (nonce=%s)", loss.reason, boot.nonce)

@@ -12,6 +12,8 @@ from sidecar.core.logs.window import Window
 
 _OWED_S = 30.0
 """How long a fence that did not come in time may still come; a lossy source may have lost it."""
+_GRACE_S = 2.0
+"""Where no fence ever shows (no access lines): for as long a wave's lines may come late."""
 
 
 @dataclass(slots=True)
@@ -49,8 +51,9 @@ class Stream:
 
     def owe(self, closing: str) -> None:
         """The wave is over. Where its last fence has not come yet, neither have its last lines."""
-        if self.window is not None and self.is_engines and not self.window.is_closed:
-            self._owed, self._owed_until_s = closing, time.monotonic() + _OWED_S
+        if self.window is not None and not self.window.is_closed:
+            limit_s = _OWED_S if self.is_engines else _GRACE_S
+            self._owed, self._owed_until_s = closing, time.monotonic() + limit_s
 
     def has_paid(self, nonce: str) -> None:
         """A fence came."""

@@ -5,6 +5,9 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
+from sidecar.core.boot import BootMark
+from sidecar.core.cells import Gait
+from sidecar.core.deaths import InFlight
 from sidecar.core.gate import State
 from sidecar.core.health import Health
 from sidecar.core.logitems import Began, Ended
@@ -13,6 +16,7 @@ from sidecar.core.logs.head import Origin
 from sidecar.core.policy import Rhythm
 from sidecar.core.presence import Presence, sentence
 from sidecar.core.seen import Seen
+from sidecar.watch import NOT_ONE_ENGINE
 from tests.service.fakes import CELLS, MemoryStore, Stage
 from tests.service.virtualtime import VirtualLoop
 
@@ -431,3 +435,36 @@ async def test_between_waves_nothing_is_in_flight():
         stage.engine.state = Health.UP
         await stage.until(is_ready)
     assert store.dead == ()
+
+
+async def test_two_engines_behind_one_address_blame_no_cell():
+    """Another identity in the middle of a wave, and then the first again: nobody died."""
+    store = MemoryStore()
+    stage = Stage(store=store)
+    hung = []
+
+    async def hang_once(look):
+        if not hung:
+            hung.append(look)
+            stage.engine.boots_in_turn = (100.0, 200.0)
+            await anyio.sleep(3000)
+
+    stage.setup = lambda replay: setattr(replay, "on_wave", hang_once)
+    async with stage.running():
+        await stage.until(lambda s: NOT_ONE_ENGINE in s.reasons)
+        stage.engine.boots_in_turn = None
+        stage.engine.boot = 200.0
+        await stage.until(is_ready)
+    assert (store.dead, store.wave) == ((), None)
+
+
+async def test_what_happened_at_another_address_says_nothing_of_this_one():
+    """The sidecar was pointed at another engine after it was killed in a wave."""
+    store = MemoryStore()
+    stage = Stage(store=store)
+    store.wave = InFlight(
+        CELLS[1].id, Gait.LED, 5.0, BootMark(process_start_s=1.0), "http://other:8000", "tiny", "1"
+    )
+    async with stage.running():
+        await stage.until(is_ready)
+    assert (store.dead, store.wave) == ((), None)
