@@ -122,8 +122,8 @@ def _words(plan: Plan, cost: PlanCost, speed: Speed) -> Iterator[str]:
         f"{a_pass.prompt_tokens:,} prompt and {a_pass.output_tokens:,} output tokens"
     )
     yield (
-        f"adds about {total.seconds:.0f} s to a scale-out: the first prompt, {WARM_PASSES} passes "
-        "and the heaviest path, at the assumed "
+        f"adds about {total.seconds:.0f} s to a scale-out: the first prompt, {WARM_PASSES} passes"
+        f"{'' if plan.heaviest is None else ' and the heaviest path'}, at the assumed "
         f"{speed.prefill_tokens_per_s:g} prompt tokens/s and {speed.decode_tokens_per_s:g} output "
         "tokens/s a stream (--prefill-tokens-per-s, --decode-tokens-per-s); what is cold comes "
         "on top"

@@ -138,7 +138,7 @@ async def test_serve_answers_health_long_before_the_engine_is_there(tmp_path):
 
 
 async def test_a_taken_port_ends_serve_with_one_sentence(tmp_path):
-    """Exit 2, port and setting are named, no traceback. (Unwritable paths are one with it.)"""
+    """Exit 2, port and setting are named, no traceback."""
     async with (
         simulator(WARM) as sim,
         started("serve", sim.url, tmp_path, PORT=sim.port) as process,
@@ -148,3 +148,14 @@ async def test_a_taken_port_ends_serve_with_one_sentence(tmp_path):
     assert f"port {sim.port}" in error
     assert "WARMUP_PORT" in error
     assert "Traceback" not in error
+
+
+async def test_an_unwritable_ready_file_ends_serve_with_one_sentence(tmp_path):
+    """Exit 2, path and setting are named, no traceback, before anything is sent."""
+    path = tmp_path / "nowhere" / "ready"
+    async with started("serve", "http://127.0.0.1:9", tmp_path, READY_FILE=path, PORT=0) as process:
+        error = await error_of(process)
+        assert await process.wait() == 2
+    assert error.count("\n") == 1
+    assert f"the ready file {path} can't be written" in error
+    assert "WARMUP_READY_FILE" in error
