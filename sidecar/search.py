@@ -1,7 +1,7 @@
 """Waits for the engine, and tells a boot that is back from a new one."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -51,11 +51,14 @@ class Search:
         sightings: Sightings,
         rhythm: Rhythm,
         tell: Callable[[EngineUnavailable, float], None],
+        on_away: Callable[[Presence], Awaitable[None]],
     ) -> None:
+        """`on_away` is told at once of an engine that lives and does not serve."""
         self._engine = engine
         self._sightings = sightings
         self._rhythm = rhythm
         self._tell = tell
+        self._on_away = on_away
         self._saw_several = False
         self._bug = ""
         self._presence = Presence.SERVING
@@ -96,6 +99,7 @@ class Search:
             return
         if self._presence is Presence.SERVING or not presence.keeps_kernels:
             self._presence = presence
+        await self._on_away(presence)
         raise EngineUnavailable(sentence(presence))
 
     async def _try(self, health: Health, known: BootMark | None, broken: bool) -> Found:

@@ -67,7 +67,9 @@ class Conductor:
         self._door = Door(policy.url, utc=utc, ready_file=ready_file, on_change=on_change)
         self._gate = self._door.gate
         self._sightings = Sightings()
-        self._search = Search(engine, self._sightings, policy.rhythm, self._tell_waiting)
+        self._search = Search(
+            engine, self._sightings, policy.rhythm, self._tell_waiting, self._forget_if_void
+        )
         self._ear = Ear(policy, self._gate, utc=utc, reject_start=reject_start or _nothing)
         if reject_start is not None:
             self._gate.note(escapes=self._ear.escapes)
@@ -131,8 +133,6 @@ class Conductor:
             known = None if self._boot is None else self._boot.mark
             found = await self._search.find(known, broken=broken)
             voids = voids or self._does_void(found.presence)
-            if voids:
-                await self._record.forget()
             boot = self._boot = self._ear.boot = self._meet(found, self._boot, voids=voids)
             await self._record.judge_flight(boot, is_sure=not found.was_several)
             loss = await self._live(boot)
@@ -152,6 +152,10 @@ class Conductor:
 
     def _cause(self, loss: Loss, boot: Boot) -> deaths.Cause:
         return deaths.cause_of(self._ear.signs, says_dead=loss.says_dead, failure=boot.failure)
+
+    async def _forget_if_void(self, presence: Presence) -> None:
+        if self._does_void(presence):
+            await self._record.forget()
 
     def _does_void(self, presence: Presence) -> bool:
         """Whether an engine that was away must be warmed again, though its process lives."""
