@@ -97,20 +97,15 @@ def test_a_server_killed_in_a_wave_is_remembered_with_the_cell(
     log = f"file://{engine.log_path}"
     with engine, Sidecar(engine.url, tmp_path, LONG, WARMUP_LOG=log) as sidecar:
         in_flight = sidecar.state_dir / "in-flight.json"
-        sidecar.wait_until(
-            "its long wave is in flight",
-            lambda: in_flight.exists() and "-c8-" in in_flight.read_text(),
-            120,
-        )
+
+        def is_sent() -> bool:
+            text = in_flight.read_text() if in_flight.exists() else ""
+            return "-c8-" in text and '"lost":false' in text and not sidecar.reasons()
+
+        sidecar.wait_until("its long wave is in flight", is_sent, 120)
         sidecar.end(signal.SIGKILL)
         sidecar.start()
-        sidecar.wait_until(
-            "the same boot is warmed on",
-            lambda: (
-                in_flight.exists() and "-c8-" in in_flight.read_text() and sidecar.reasons() == []
-            ),
-            120,
-        )
+        sidecar.wait_until("the same boot is warmed on", is_sent, 120)
         assert not (sidecar.state_dir / "deaths.json").exists(), "the sidecar alone was killed"
         engine.kill()
         sidecar.wait_until("it is shut", lambda: bool(sidecar.reasons()), 10)
@@ -124,8 +119,9 @@ def test_a_server_killed_in_a_wave_is_remembered_with_the_cell(
         assert "-c8-p64-o4000 is held back" in show.out
         done = vllm_warmup("state", "clear", WARMUP_STATE_DIR=str(sidecar.state_dir))
         assert (done.code, "cleared" in done.out) == (0, True)
-        sidecar.wait_until(
-            "it is sent again",
-            lambda: in_flight.exists() and "-c8-" in in_flight.read_text(),
-            60,
-        )
+        sidecar.wait_until("it is sent again", is_sent, 60)
+        engine.stop()
+        sidecar.wait_until("it is shut", lambda: bool(sidecar.reasons()), 10)
+        engine.start()
+        sidecar.wait_until("a server that was stopped did not die of it", is_sent, 120)
+        assert not (sidecar.state_dir / "deaths.json").exists()
