@@ -23,6 +23,8 @@ from sidecar.watch import Loss, Watch
 log = logging.getLogger(__name__)
 
 _MAX_SIGNS = 50
+_LOGGED = 20
+"""Escapes that get a line of ours, and then every so many."""
 _FIRST = "seen first"
 _GRAVE = (
     Complaint.STEP_TIMEOUT,
@@ -116,11 +118,14 @@ class Ear:
 
     def _escaped(self, line: Compile, source: str) -> None:
         self._escapes.add(line, at=self._utc(), source=source)
-        log.warning(
-            "escape: kernel=%s backend=%s compiled while the gate was open",
-            line.kernel,
-            line.backend,
-        )
+        total = self._escapes.log.total
+        if total <= _LOGGED or total % _LOGGED == 0:
+            log.warning(
+                "escape: kernel=%s backend=%s compiled while the gate was open, total=%d",
+                line.kernel,
+                line.backend,
+                total,
+            )
         self._unanswered += 1
         self._unreported += 1
         self._gate.note(escapes=self._escapes.log)

@@ -39,6 +39,7 @@ _TRIES = 3
 
 _NOTHING = BootMark()
 
+_HINTS_EVERY_S = 1.0
 _SOON_S = 0.5
 """For a second look while the gate still is open, and should be shut within two seconds."""
 
@@ -86,6 +87,7 @@ class Watch:
         self._broke = False
         self._is_late = False
         self._hint = ""
+        self._hinted_at_s = -_HINTS_EVERY_S
 
     def report(self, loss: Loss) -> None:
         """End the watch; the first loss is the one that counts."""
@@ -110,7 +112,10 @@ class Watch:
         """Somebody else saw something of the engine's end or start: look now. `broke` says that
         it is sure, so that an engine which can't be told from the one before counts as new."""
         self._hint = what
-        self._look(broke=broke)
+        # Users can write such lines without end; each look is three requests to the engine.
+        if broke or anyio.current_time() - self._hinted_at_s >= _HINTS_EVERY_S:
+            self._hinted_at_s = anyio.current_time()
+            self._look(broke=broke)
 
     async def stop_if_lost(self, mark: BootMark) -> None:
         """Ask once more, now, for the life and the identity of what left `mark`. If that is gone
@@ -205,9 +210,11 @@ class Watch:
                 self.report(Loss(SILENT, broken=True))
             elif is_telling(later) and self._sightings.see(later):
                 self.report(Loss(NOT_ONE_ENGINE, broken=False))
-            elif self._compare(mark, later, broke=broke) and is_telling(later):
-                mark, self._hint = later, ""
-                await on_mark(later)
+            elif self._compare(mark, later, broke=broke) and later != _NOTHING:
+                self._hint = ""
+                if is_telling(later):
+                    mark = later
+                    await on_mark(later)
 
     def _compare(self, mark: BootMark, later: BootMark, *, broke: bool) -> bool:
         """Whether `later` may count as the same boot's; else the loss is reported."""

@@ -83,13 +83,16 @@ async def test_escapes_are_added_to_the_report_of_the_warm_up_before_them():
 
 async def test_rewarm_shuts_with_a_reason_warms_the_same_boot_and_opens():
     """Other prompts, for the prefix cache knows the first; one boot is counted once."""
-    stage = Stage(rewarm_on_escape=True, rewarm_pause_s=60.0)
+    store = MemoryStore()
+    stage = Stage(store=store, rewarm_on_escape=True, rewarm_pause_s=60.0)
     async with stage.running():
         await stage.until(is_ready)
         await anyio.sleep(70)
         tell(stage, compiled())
         await stage.until(lambda s: not s.is_ready, limit_s=2)
         assert "moe_kernel (Triton) was compiled" in stage.snapshot.reasons[0]
+        await stage.until(lambda s: s.is_active)
+        assert store.kept is None, "a sidecar that is killed now must not adopt it"
         await stage.until(is_ready)
         assert stage.snapshot.reasons == ()
     assert (stage.snapshot.totals.boots, len(stage.replays)) == (1, 2)
@@ -147,6 +150,20 @@ async def test_a_start_line_alone_is_believed_by_nobody():
         await anyio.sleep(30)
         assert len(stage.rejected) == 1
     assert stage.snapshot.totals.boots == 1
+
+
+async def test_a_flood_of_such_lines_is_no_flood_of_questions():
+    """Anybody can write them; the engine is asked once a second at most."""
+    stage = Stage()
+    async with stage.running():
+        await stage.until(is_ready)
+        marks = stage.engine.marks
+        for _ in range(1000):
+            tell(stage, Trouble(ENGINE, Complaint.ENGINE_DEAD, "…"))
+            tell(stage, Started(ENGINE, Phase.ARGUMENTS))
+            await anyio.sleep(0.01)
+        assert stage.engine.marks - marks <= 13
+        assert stage.snapshot.is_ready
 
 
 @pytest.mark.parametrize(
