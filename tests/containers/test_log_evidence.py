@@ -8,7 +8,7 @@ import pytest
 from tests.containers.docker import Docker
 from tests.containers.test_log_sources import engine_socket, with_each  # noqa: F401 - a fixture
 from tests.live.process import free_port
-from tests.live.sidecar import Sidecar
+from tests.live.sidecar import Sidecar, vllm_warmup
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(180)]
 
@@ -63,3 +63,47 @@ def check(sidecar: Sidecar, *, boots: int) -> None:
     windows = {wave["window"] for cell in status["cells"] for wave in cell["waves"]}
     assert windows == {"complete"}
     assert any(cell["kernels"] for cell in status["cells"])
+
+
+LONG = "cells: [{concurrency: 2, prompt_tokens: 64, output_tokens: 7000}]\n"
+"""A wave of it takes half a minute."""
+
+
+def test_how_a_container_ended_tells_what_became_of_a_cell_in_flight(
+    docker: Docker,
+    image: str,
+    tmp_path: Path,
+    engine_socket: str,  # noqa: F811
+) -> None:
+    """`docker kill` in a wave holds the cell back, with the cause; `docker stop` blames nobody."""
+    port, name = free_port(), f"warmup-test-{time.time_ns()}"
+    log = f"docker:///{name}?socket={engine_socket}"
+    with Sidecar(f"http://127.0.0.1:{port}", tmp_path, LONG, WARMUP_LOG=log) as sidecar:
+        container = docker.start(
+            image,
+            *("--no-healthcheck", "--name", name, "--publish", f"127.0.0.1:{port}:8000"),
+            command=("sim", "--host", "0.0.0.0", "--port", "8000", "--start-delay-s", "0.5"),
+        )
+        in_flight = sidecar.state_dir / "in-flight.json"
+
+        def is_sent() -> bool:
+            text = in_flight.read_text() if in_flight.exists() else ""
+            return "-c2-" in text and '"lost":false' in text and not sidecar.reasons()
+
+        def is_held() -> bool:
+            return any("is held back" in reason for reason in sidecar.reasons())
+
+        sidecar.wait_until("its wave is in flight", is_sent, 60)
+        docker("kill", container)
+        sidecar.wait_until("it is shut", lambda: bool(sidecar.reasons()), 5)
+        time.sleep(1)  # as long as it takes somebody, or an orchestrator, to start it again
+        docker("start", container)
+        sidecar.wait_until("the cell is held back", is_held, 60)
+        assert any("killed (SIGKILL)" in reason for reason in sidecar.reasons())
+        assert vllm_warmup("state", "clear", "--state-dir", str(sidecar.state_dir)).code == 0
+        sidecar.wait_until("it is sent again", is_sent, 30)
+        docker("stop", "--time", "20", container)
+        time.sleep(1)
+        docker("start", container)
+        sidecar.wait_until("it is sent to the next boot, too", is_sent, 60)
+        assert not (sidecar.state_dir / "deaths.json").exists()
