@@ -19,8 +19,9 @@ demo: .venv/ready $(if $(filter vllm,$(ENGINE)),vllm) ## warm an engine and open
 test: .venv/ready ## every tier: fast, then real vLLM, then containers (those that can't run say why)
 	$(BIN)/pytest
 
-test-fast: .venv/ready ## the tier without vLLM and containers, on two cores, under a minute
-	$(BIN)/pytest -m "not live and not containers" -n 2 --dist loadfile
+# Three processes even on two cores: half of its time is waiting.
+test-fast: .venv/ready ## the tier without vLLM and containers, under a minute
+	$(BIN)/pytest -m "not live and not containers" -n 3 --dist loadfile
 
 # The tests of what `core` decides: half a minute, and no process is started.
 DECIDING = tests/core tests/adapters/test_engine.py tests/adapters/test_replay.py \
