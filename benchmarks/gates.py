@@ -11,7 +11,7 @@ held against what the machine knows. Wrong is:
   ledger contradicts;
 * shut by an answer that was late for less than 10 s;
 * a replay for the same process when it is back;
-* neither open nor failed at the end, with the engine up.
+* neither open nor failed (or trying again after that) at the end, with the engine up.
 """
 
 import asyncio
@@ -115,6 +115,10 @@ class Diary:
         self._check_quick_restarts(spans)
         self._check_replays(spans)
         last = self.entries[-1][1].state
+        settling_s = until_s - SETTLING_S
+        has_failed = any(b > settling_s for _, b, state in spans if state is State.FAILED)
+        if last is State.WARMING and has_failed:
+            return  # trying again after it had said that it failed
         if last not in (State.READY, State.FAILED):
             self._note(until_s, f"still {last} at the end")
 
