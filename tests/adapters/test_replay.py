@@ -195,10 +195,10 @@ async def test_a_ramp_ends_one_request_after_the_other() -> None:
 async def test_led_lets_the_lead_go_first() -> None:
     """The rest follows after the pace's delay, all together; the spread is the rest's."""
     async with running() as stub:
-        wave = await run(stub, Cell(4, 10, 1), Gait.LED, Pace(rest_after_s=0.05))
+        wave = await run(stub, Cell(4, 10, 1), Gait.LED, Pace(rest_after_s=0.3))
     lead, *rest = (r.sent_s for r in wave.results)
-    assert 0 <= lead < 0.04
-    assert all(0.05 <= sent < 0.5 for sent in rest)
+    assert 0 <= lead < 0.3
+    assert all(0.3 <= sent < 3 for sent in rest)
     assert wave.spread_s == pytest.approx(max(rest) - min(rest))
     assert wave.plug is None
 
@@ -214,7 +214,7 @@ async def test_held_waits_behind_a_plug() -> None:
     assert wave.plug.prompt_tokens == 300
     assert wave.plug.sent_s <= -0.05
     assert len(wave.results) == 3
-    assert all(0 <= r.sent_s < 0.05 for r in wave.results)
+    assert all(0 <= r.sent_s < 1 for r in wave.results)
 
 
 async def test_bodies_wait_at_the_engine_for_their_last_bytes() -> None:
@@ -280,16 +280,16 @@ async def test_a_token_is_stamped_when_it_arrives() -> None:
         first, *others = stream(asked)
         writer.write(STREAM_HEAD + chunk(first))
         await writer.drain()
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.4)
         writer.write(b"".join(map(chunk, others)) + b"0\r\n\r\n")
 
     async with running({"/v1/completions": slow}) as stub:
         wave = await run(stub, Cell(1, 10, 2))
     [result] = wave.results
     assert result.ttft_s is not None
-    assert 0 <= result.ttft_s < 0.09
-    assert wave.g_s == pytest.approx(0.1, abs=0.05)
-    assert wave.took_s >= 0.1
+    assert 0 <= result.ttft_s < 0.4
+    assert wave.g_s == pytest.approx(0.4, abs=0.3)
+    assert wave.took_s >= 0.4
 
 
 TOKEN = event({"choices": [{"text": "x", "finish_reason": None}]})
@@ -483,7 +483,8 @@ async def test_a_wave_over_tls_with_a_key(certificate: tuple[Path, ssl.SSLContex
 
 
 async def test_the_event_loop_breathes_while_long_prompts_are_made() -> None:
-    """Probes are answered while 4 x 131,072 tokens are prepared; no tick above 100 ms."""
+    """Probes are answered while 4 x 131,072 tokens are prepared; no tick is long. The figure
+    is benchmarks/wave.py's."""
     async with running() as stub:
         longest = 0.0
 
@@ -501,7 +502,7 @@ async def test_the_event_loop_breathes_while_long_prompts_are_made() -> None:
         watcher.cancel()
         await engine.aclose()
     assert all(len(json.loads(request.body)["prompt"]) == 131_072 for request in requests)
-    assert longest < 0.1
+    assert longest < 0.5
 
 
 async def test_the_pacer_learns_from_every_wave() -> None:

@@ -59,15 +59,13 @@ async def bench(profile: Profile = FAST) -> AsyncIterator[Bench]:
 
 
 async def test_a_held_wave_shares_one_step() -> None:
-    """Behind a plug, four prompts of 350 run as one step of 1400 and answer together."""
+    """Behind a plug, four prompts of 350 run as one step of 1400."""
     async with bench() as on:
         wave = await on.run(Cell(4, 350, 4), Gait.HELD, Pace(plug_tokens=2048, wave_after_s=0.01))
         assert on.sim.life is not None
         shapes = [(s.context_requests, s.context_tokens) for s in on.sim.life.engine.steps]
     assert (1, 2048) in shapes
     assert (4, 1400) in shapes
-    firsts = [result.first_s or 0 for result in wave.results]
-    assert max(firsts) - min(firsts) < 0.05
     assert wave.counters is not None
     assert (wave.counters.requests, wave.counters.prompt_tokens) == (5, 2048 + 1400)
 

@@ -124,11 +124,11 @@ def test_a_hostile_page_takes_linear_time() -> None:
 
 
 def test_a_page_of_vllm_is_read_in_milliseconds() -> None:
-    """A scrape happens around every wave; 0.7 ms measured, 5 ms allowed."""
+    """A scrape happens around every wave; 0.7 ms measured, 20 ms allowed."""
     text = page("dp2.vllm-0.32.0")
     best = 1.0
     for _ in range(5):
         started = time.perf_counter()
         parse(text)
         best = min(best, time.perf_counter() - started)
-    assert best < 0.005
+    assert best < 0.02
