@@ -19,6 +19,7 @@ cells:
   - {concurrency: 1, prompt_tokens: 64, output_tokens: 4}
 engine: {max_num_batched_tokens: 2048}
 converge: {floor_s: 0.3}
+on_unproven: closed
 """
 
 LONG = """

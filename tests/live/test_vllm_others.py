@@ -11,6 +11,7 @@ SHAPES = """
 grid: {concurrency: [1, 2], prompt_tokens: [64, 350], output_tokens: [4]}
 engine: {max_num_batched_tokens: 2048}
 converge: {floor_s: 0.3}
+on_unproven: closed
 """
 
 
