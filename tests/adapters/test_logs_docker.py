@@ -117,6 +117,38 @@ async def test_a_container_that_is_made_anew_is_another_run(docker):
     assert follow.items[1].origin != follow.items[-1].origin
 
 
+@pytest.mark.parametrize("before", [True, False])
+async def test_a_container_that_is_made_but_not_started_is_no_run(docker, before):
+    """`docker create`, `docker start`: one run, and nothing of it has ended before it began."""
+    said = ["began: seen first", "one", "ended: exit code 0"] if before else []
+    async with follow_log(docker) as follow:
+        if before:
+            old = docker.add("vllm")
+            old.print("one", 101 * SECOND)
+            old.end(102 * SECOND)
+            await until_told(follow, *said)
+            docker.containers.remove(old)
+        new = docker.add("vllm", status="created", started_ns=0)
+        await follow.until(
+            lambda: follow.source.trouble == "the container vllm has not been started"
+        )
+        new.print("two", 111 * SECOND)
+        new.status, new.started_ns = "running", 110 * SECOND
+        await until_told(follow, *said, f"began: {'re-created' if before else 'seen first'}", "two")
+
+
+async def test_a_compose_service_that_is_replaced_is_read_to_its_end(docker):
+    """Compose makes the new container before the old one is gone."""
+    old = docker.add("project-vllm-1", service="vllm")
+    old.print("one", 101 * SECOND)
+    async with follow_log(docker) as follow:
+        await until_told(follow, "began: seen first", "one")
+        docker.add("project-vllm-2", service="vllm", status="created", started_ns=0, created=2)
+        old.print("two", 102 * SECOND)
+        old.end(102 * SECOND)
+        await until_told(follow, "began: seen first", "one", "two", "ended: exit code 0")
+
+
 async def test_a_compose_service_is_found_by_its_label(docker):
     """Whatever compose calls its container; an exact name wins over it."""
     docker.add("project-vllm-1", service="vllm", status="exited", created=1)

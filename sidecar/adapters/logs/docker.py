@@ -107,10 +107,14 @@ class DockerLog:
     async def _step(self, api: EngineApi) -> AsyncGenerator[Item, None]:
         """Once: find it, read what it has, follow it until it ends. Raises DockerTrouble."""
         run = await api.find(self._run.container if self._run else None)
-        if run is None:
+        if run is None or not run.has_started:
             async for item in self._vanished():
                 yield item
-            self._trouble = f"there is no container and no compose service {self.spec.name}"
+            self._trouble = (
+                f"there is no container and no compose service {self.spec.name}"
+                if run is None
+                else f"the container {run.name} has not been started"
+            )
             await asyncio.sleep(min(next(self._pauses), 1.0))
             return
         async for item in self._met(run):

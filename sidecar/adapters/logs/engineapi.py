@@ -40,6 +40,8 @@ class Run:
     name: str
     started_at: str
     restart_count: int
+    has_started: bool
+    """False: the container was made, and nothing of it has run yet."""
     is_running: bool
     has_tty: bool
     exit_code: int
@@ -87,6 +89,7 @@ class _Inspected(BaseModel):
             name=self.name.removeprefix("/"),
             started_at=state.started_at,
             restart_count=self.restart_count,
+            has_started=state.status != "created",
             is_running=state.status in _RUNNING,
             has_tty=self.config.tty,
             exit_code=state.exit_code,
@@ -139,7 +142,9 @@ class EngineApi:
                 f"{len(alive)} containers of the service {self._spec.name} run: name one of {names}"
             )
         if chosen is None:
-            chosen = max(alive or listed, key=lambda one: one.created, default=None)
+            # Compose makes the new one before it removes the old one, whose end is still wanted.
+            begun = [one for one in listed if one.state != "created"]
+            chosen = max(alive or begun or listed, key=lambda one: one.created, default=None)
         return await self.inspect(chosen.id) if chosen is not None else None
 
     async def inspect(self, container: str) -> Run | None:
