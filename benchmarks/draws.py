@@ -3,9 +3,9 @@
 import random
 from dataclasses import dataclass, replace
 
-from sidecar.core.cells import Cell, Endpoint, Role, Variant
 from sidecar.core.facts import EngineFacts
-from sidecar.core.shapes import OnUnfit, Shapes
+from sidecar.core.grid.cells import Cell, Endpoint, Role, Variant
+from sidecar.core.grid.shapes import OnUnfit, Shapes
 from sidecar.simulator.cold import Condition, Rule
 from sidecar.simulator.model import EngineConfig
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.draws import Case
 from benchmarks.virtual import request_of
-from sidecar.core.cells import Cell, Converge, Gait
+from sidecar.core.grid.cells import Cell, Converge, Gait
 from sidecar.simulator.engine import Emission, Engine
 
 _LEAD_STARTED_S = 1e-7

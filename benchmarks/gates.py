@@ -25,13 +25,13 @@ from benchmarks.draws import draw
 from benchmarks.forks import owed, settled
 from benchmarks.machine import Fault, Machine, Replaying, Trouble, VirtualLoop
 from benchmarks.warming import CONVERGE
-from sidecar.core.cells import Look
 from sidecar.core.facts import EngineFacts
-from sidecar.core.gate import Snapshot, State
-from sidecar.core.health import Health
-from sidecar.core.plan import Plan, expand
+from sidecar.core.grid.cells import Look
+from sidecar.core.grid.plan import Plan, expand
+from sidecar.core.judge.verdict import Call
 from sidecar.core.policy import Policy
-from sidecar.core.verdict import Call
+from sidecar.core.watch.gate import Snapshot, State
+from sidecar.core.wire.health import Health
 from sidecar.simulator.cold import Rule
 from sidecar.warmup import Conductor
 

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 
 from benchmarks.draws import Case
-from sidecar.core.cells import Endpoint, Look
+from sidecar.core.grid.cells import Endpoint, Look
 from sidecar.core.logs.events import Compile
 from sidecar.core.logs.evidence import Heard, Listening, LogEvidence, combined
 from sidecar.core.logs.parse import fence_target

@@ -9,15 +9,15 @@ import anyio
 
 from benchmarks.draws import Case
 from benchmarks.virtual import VirtualReplay
-from sidecar.core.boot import BootMark
-from sidecar.core.cells import Look
 from sidecar.core.errors import EngineUnavailable
 from sidecar.core.facts import EngineFacts
-from sidecar.core.health import Health
-from sidecar.core.pacing import Pacer
-from sidecar.core.plan import Plan
-from sidecar.core.presence import Presence
+from sidecar.core.grid.cells import Look
+from sidecar.core.grid.plan import Plan
+from sidecar.core.judge.pacing import Pacer
 from sidecar.core.results import Outcome, Result, WaveResult
+from sidecar.core.watch.boot import BootMark
+from sidecar.core.watch.presence import Presence
+from sidecar.core.wire.health import Health
 from sidecar.simulator.engine import Engine
 
 PROBE_S = 2.0

@@ -13,7 +13,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sidecar.core.dockerlog import FramedLines
+from sidecar.core.logs.docker import FramedLines
 from sidecar.core.logs.lines import Lines
 from sidecar.core.logs.reader import LogReader
 from sidecar.core.logs.syslog import DOCKER_PIECE, SyslogLines

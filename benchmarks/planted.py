@@ -5,12 +5,12 @@ from collections import deque
 
 from benchmarks.draws import Case
 from benchmarks.warming import CONVERGE, Method
-from sidecar.core.cells import Gait, Look, Role
-from sidecar.core.passes import Passes
-from sidecar.core.plan import Plan
+from sidecar.core.grid.cells import Gait, Look, Role
+from sidecar.core.grid.plan import Plan
+from sidecar.core.judge.passes import Passes
+from sidecar.core.judge.ruling import Grid
+from sidecar.core.judge.verdict import Call, GridVerdict, Judge, Judged, Standing
 from sidecar.core.results import WaveResult
-from sidecar.core.ruling import Grid
-from sidecar.core.verdict import Call, GridVerdict, Judge, Judged, Standing
 
 
 class _Generous(Judge):

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.core.facts import EngineFacts
-from sidecar.core.plan import expand
-from sidecar.core.shapes import parse
+from sidecar.core.grid.plan import expand
+from sidecar.core.grid.shapes import parse
 from tests.live.process import Process, free_port
 from tests.live.sidecar import Sidecar, environment
 

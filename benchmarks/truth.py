@@ -52,9 +52,9 @@ from benchmarks.gates import scenario  # noqa: E402
 from benchmarks.logged import could_be_whole  # noqa: E402
 from benchmarks.planted import PLANTED  # noqa: E402
 from benchmarks.warming import CONVERGE, LISTENING, REAL, Method, Warmed, warm  # noqa: E402
-from sidecar.core.cells import Role  # noqa: E402
 from sidecar.core.errors import ConfigError  # noqa: E402
-from sidecar.core.verdict import Call, CellVerdict, Standing, opening  # noqa: E402
+from sidecar.core.grid.cells import Role  # noqa: E402
+from sidecar.core.judge.verdict import Call, CellVerdict, Standing, opening  # noqa: E402
 from sidecar.simulator.cold import Rule  # noqa: E402
 from sidecar.simulator.rulesfile import MAX_FILE_CHARS, parse_rules  # noqa: E402
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks.draws import FEATURES, Case, Client, Traffic
 from benchmarks.logged import VirtualLog
-from sidecar.core.cells import Cell, Gait, Look
-from sidecar.core.metrics import CounterDelta
-from sidecar.core.pacing import Pacer
+from sidecar.core.grid.cells import Cell, Gait, Look
+from sidecar.core.judge.pacing import Pacer
 from sidecar.core.results import Outcome, Result, WaveResult
+from sidecar.core.wire.metrics import CounterDelta
 from sidecar.simulator.engine import Counters, Emission, Engine, SimRequest
 
 _LIMIT_S = 100_000.0

@@ -6,11 +6,11 @@ from statistics import fmean
 from benchmarks.draws import Case
 from benchmarks.logged import VirtualLog
 from benchmarks.virtual import VirtualReplay
-from sidecar.core.cells import Converge, Look
-from sidecar.core.pacing import Pacer
-from sidecar.core.passes import Passes, Rest
-from sidecar.core.plan import Plan, expand
-from sidecar.core.verdict import GridVerdict, Judge
+from sidecar.core.grid.cells import Converge, Look
+from sidecar.core.grid.plan import Plan, expand
+from sidecar.core.judge.pacing import Pacer
+from sidecar.core.judge.passes import Passes, Rest
+from sidecar.core.judge.verdict import GridVerdict, Judge
 from sidecar.simulator.engine import Engine
 
 CONVERGE = Converge()

@@ -33,12 +33,12 @@ import uvicorn
 from sidecar.adapters.bodies import Bodies
 from sidecar.adapters.engine import Engine
 from sidecar.adapters.replay import Replay
-from sidecar.core.cells import Cell, Gait, Look
 from sidecar.core.facts import EngineFacts
-from sidecar.core.gate import Snapshot, State
-from sidecar.core.pacing import Pace, Pacer
-from sidecar.core.plan import Plan
+from sidecar.core.grid.cells import Cell, Gait, Look
+from sidecar.core.grid.plan import Plan
+from sidecar.core.judge.pacing import Pace, Pacer
 from sidecar.core.results import WaveResult
+from sidecar.core.watch.gate import Snapshot, State
 from sidecar.web import create_app
 
 FIRST_TOKEN_S = 0.05

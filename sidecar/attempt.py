@@ -8,17 +8,17 @@ from typing import Protocol
 
 import anyio
 
-from sidecar.core.boot import BootMark
-from sidecar.core.cells import Look
-from sidecar.core.deaths import Death
 from sidecar.core.errors import ExitCode
 from sidecar.core.facts import EngineFacts
-from sidecar.core.gate import Gate
-from sidecar.core.passes import Passes, Rest
-from sidecar.core.plan import Plan
+from sidecar.core.grid.cells import Look
+from sidecar.core.grid.plan import Plan
+from sidecar.core.judge.passes import Passes, Rest
+from sidecar.core.judge.verdict import GridVerdict, Judge, Opening, Standing
 from sidecar.core.results import Outcome, WaveResult
 from sidecar.core.tally import MAX_ROWS, Totals, WaveRow, near_the_limit, row_of
-from sidecar.core.verdict import GridVerdict, Judge, Opening, Standing
+from sidecar.core.watch.boot import BootMark
+from sidecar.core.watch.deaths import Death
+from sidecar.core.watch.gate import Gate
 from sidecar.watch import Watch
 
 _SHARE_FOR_EYES = 20

@@ -10,8 +10,8 @@ from typing import Protocol
 import anyio
 
 from sidecar.core.errors import ExitCode
-from sidecar.core.gate import Event, Gate, Snapshot, State
-from sidecar.core.verdict import Opening
+from sidecar.core.judge.verdict import Opening
+from sidecar.core.watch.gate import Event, Gate, Snapshot, State
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from datetime import datetime
 import anyio
 
 from sidecar.attempt import Boot
-from sidecar.core.escapes import Escape, EscapeLog, Escapes
-from sidecar.core.gate import Gate
-from sidecar.core.logitems import Began, Ended
 from sidecar.core.logs.events import Compile, Complaint, Phase, Started, Step, Trouble
+from sidecar.core.logs.items import Began, Ended
+from sidecar.core.logs.seen import Seen
 from sidecar.core.policy import Policy
-from sidecar.core.seen import Seen
+from sidecar.core.watch.escapes import Escape, EscapeLog, Escapes
+from sidecar.core.watch.gate import Gate
 from sidecar.watch import Loss, Watch
 
 log = logging.getLogger(__name__)

@@ -13,13 +13,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from sidecar import __version__
-from sidecar.core.escapes import MAX_LABELS, is_name
-from sidecar.core.gate import Snapshot, State
-from sidecar.core.logitems import SourceState
+from sidecar.core.judge.verdict import Call, GridVerdict
 from sidecar.core.logs.evidence import Hearing
+from sidecar.core.logs.items import SourceState
 from sidecar.core.results import Outcome
 from sidecar.core.tally import WaveOutcome
-from sidecar.core.verdict import Call, GridVerdict
+from sidecar.core.watch.escapes import MAX_LABELS, is_name
+from sidecar.core.watch.gate import Snapshot, State
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

@@ -8,16 +8,16 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from sidecar.attempt import Boot
-from sidecar.core.boot import BootMark
-from sidecar.core.cells import Look
-from sidecar.core.deaths import Cause, Death, InFlight, death_of, held, is_death, told
-from sidecar.core.escapes import Escape
-from sidecar.core.kept import Kept, objection
-from sidecar.core.plan import Plan
+from sidecar.core.grid.cells import Look
+from sidecar.core.grid.plan import Plan
+from sidecar.core.judge.verdict import GridVerdict, Opening
 from sidecar.core.policy import Policy
 from sidecar.core.report import Report, with_escapes
 from sidecar.core.tally import Totals
-from sidecar.core.verdict import GridVerdict, Opening
+from sidecar.core.watch.boot import BootMark
+from sidecar.core.watch.deaths import Cause, Death, InFlight, death_of, held, is_death, told
+from sidecar.core.watch.escapes import Escape
+from sidecar.core.watch.kept import Kept, objection
 
 log = logging.getLogger(__name__)
 

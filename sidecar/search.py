@@ -7,12 +7,12 @@ from typing import Protocol
 
 import anyio
 
-from sidecar.core.boot import BootMark, Sameness, Sightings, compare
 from sidecar.core.errors import EngineRejected, EngineUnavailable
 from sidecar.core.facts import EngineFacts
-from sidecar.core.health import Health
 from sidecar.core.policy import Rhythm
-from sidecar.core.presence import Presence, sentence
+from sidecar.core.watch.boot import BootMark, Sameness, Sightings, compare
+from sidecar.core.watch.presence import Presence, sentence
+from sidecar.core.wire.health import Health
 from sidecar.watch import NOT_ONE_ENGINE, Probed, is_telling, telling_mark
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from pydantic_settings import (
 
 from sidecar.core import yamltext
 from sidecar.core.errors import ConfigError
-from sidecar.core.logsource import checked_sources
+from sidecar.core.logs.source import checked_sources
 from sidecar.core.nearest import suggest
 from sidecar.core.urls import checked_base_url
 

@@ -11,15 +11,15 @@ from functools import partial
 import anyio
 
 from sidecar.attempt import Attempt, Boot, Replay, exit_code_of, seed_of
-from sidecar.core import deaths
-from sidecar.core.cells import Look
 from sidecar.core.errors import ConfigError, EngineUnavailable, ExitCode, WarmupError
 from sidecar.core.facts import EngineFacts
-from sidecar.core.gate import Event
-from sidecar.core.passes import Passes, Progress
-from sidecar.core.plan import Plan
+from sidecar.core.grid.cells import Look
+from sidecar.core.grid.plan import Plan
+from sidecar.core.judge.passes import Passes, Progress
+from sidecar.core.judge.verdict import Judge, Opening, Standing, opening
 from sidecar.core.policy import Policy
-from sidecar.core.verdict import Judge, Opening, Standing, opening
+from sidecar.core.watch import deaths
+from sidecar.core.watch.gate import Event
 from sidecar.door import Door
 from sidecar.record import Record
 from sidecar.search import Learned

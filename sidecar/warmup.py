@@ -13,17 +13,17 @@ from collections.abc import Callable
 import anyio
 
 from sidecar.attempt import Boot, Replay
-from sidecar.core import deaths, escapes
-from sidecar.core.boot import BootMark, Sightings
-from sidecar.core.cells import Look
 from sidecar.core.errors import EngineUnavailable
 from sidecar.core.facts import EngineFacts, costly
-from sidecar.core.gate import Event, Snapshot, State
-from sidecar.core.plan import Plan
+from sidecar.core.grid.cells import Look
+from sidecar.core.grid.plan import Plan
+from sidecar.core.logs.seen import Seen
 from sidecar.core.policy import Policy
-from sidecar.core.presence import Presence
 from sidecar.core.report import Report
-from sidecar.core.seen import Seen
+from sidecar.core.watch import deaths, escapes
+from sidecar.core.watch.boot import BootMark, Sightings
+from sidecar.core.watch.gate import Event, Snapshot, State
+from sidecar.core.watch.presence import Presence
 from sidecar.door import Door, ReadyFile
 from sidecar.ear import Ear
 from sidecar.record import Record, Store

@@ -6,10 +6,10 @@ from typing import Protocol
 
 import anyio
 
-from sidecar.core.boot import BootMark, Sameness, Sightings, compare
-from sidecar.core.health import Health
 from sidecar.core.policy import Rhythm
-from sidecar.core.presence import Presence, sentence
+from sidecar.core.watch.boot import BootMark, Sameness, Sightings, compare
+from sidecar.core.watch.presence import Presence, sentence
+from sidecar.core.wire.health import Health
 
 RESTARTED = "the engine was restarted"
 UNTOLD = (

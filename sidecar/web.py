@@ -10,12 +10,12 @@ from fastapi import FastAPI, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from sidecar import __version__
-from sidecar.core.escapes import EscapeLog
-from sidecar.core.gate import Snapshot, State
-from sidecar.core.logitems import SourceState
+from sidecar.core.judge.verdict import Call, CellVerdict, GaitFigures, Kernel, Standing
+from sidecar.core.logs.items import SourceState
 from sidecar.core.logs.window import Completeness
 from sidecar.core.tally import Totals, WaveOutcome, WaveRow
-from sidecar.core.verdict import Call, CellVerdict, GaitFigures, Kernel, Standing
+from sidecar.core.watch.escapes import EscapeLog
+from sidecar.core.watch.gate import Snapshot, State
 
 _FRESH = {"Cache-Control": "no-store"}
 """A probe through a proxy must not meet yesterday's answer."""

@@ -22,12 +22,12 @@ from sidecar.adapters.readyfile import ReadyFile
 from sidecar.adapters.state import StateDir
 from sidecar.attempt import Replay
 from sidecar.core.errors import ConfigError, ExitCode
-from sidecar.core.gate import Snapshot, State
-from sidecar.core.logsource import parse_sources
-from sidecar.core.plan import Plan, expand
+from sidecar.core.grid.plan import Plan, expand
+from sidecar.core.grid.shapes import OnEscape, OnUnproven, Shapes
+from sidecar.core.logs.source import parse_sources
 from sidecar.core.policy import Policy, Rhythm
 from sidecar.core.report import Report
-from sidecar.core.shapes import OnEscape, OnUnproven, Shapes
+from sidecar.core.watch.gate import Snapshot, State
 from sidecar.search import Learned
 from sidecar.settings import Settings
 from sidecar.warmup import Conductor
@@ -160,7 +160,7 @@ def _replay(
 ) -> Replay:
     # Only waves need these: `serve` answers its first probe before they are imported.
     from sidecar.adapters.replay import Replay as Waves
-    from sidecar.core.pacing import Pacer
+    from sidecar.core.judge.pacing import Pacer
 
     return Waves(
         engine,

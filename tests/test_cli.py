@@ -14,11 +14,11 @@ import pytest
 from sidecar import __version__
 from sidecar.cli.main import main
 from sidecar.cli.run import _Lines
-from sidecar.core.cells import Gait
-from sidecar.core.deaths import Cause, Death, deaths_to_json
 from sidecar.core.errors import ExitCode
-from sidecar.core.gate import Snapshot, State
-from sidecar.core.passes import Progress
+from sidecar.core.grid.cells import Gait
+from sidecar.core.judge.passes import Progress
+from sidecar.core.watch.deaths import Cause, Death, deaths_to_json
+from sidecar.core.watch.gate import Snapshot, State
 
 NOBODY = "http://127.0.0.1:1"
 """Port 1 (tcpmux) refuses."""

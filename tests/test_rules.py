@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.errors import ExitCode
-from sidecar.core.shapes import parse
+from sidecar.core.grid.shapes import parse
 from sidecar.settings import describe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,7 +56,7 @@ ONLY_HERE = {
     "httpx": ("adapters",),
     "tenacity": ("adapters",),
     "fastapi": ("web", "simulator"),
-    "prometheus_client": ("exposition", "web", "core/metrics", "simulator"),
+    "prometheus_client": ("exposition", "web", "core/wire/metrics", "simulator"),
     "yaml": ("core", "settings", "simulator"),
     "rich": ("cli",),
     "argparse": ("cli", "simulator"),
@@ -73,7 +73,7 @@ class Module:
     """One file of the package, parsed."""
 
     name: str
-    """As a path without suffix, from the package: `core/gate`."""
+    """As a path without suffix, from the package: `core/watch/gate`."""
     tree: ast.Module
     lines: int
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from sidecar.adapters.shapesfile import find, read, read_text, shipped
-from sidecar.core.cells import Endpoint, Gait
-from sidecar.core.cost import Speed, plan_cost
 from sidecar.core.errors import ConfigError
 from sidecar.core.facts import EngineFacts
-from sidecar.core.plan import expand
-from sidecar.core.shapesfile import schema
+from sidecar.core.grid.cells import Endpoint, Gait
+from sidecar.core.grid.cost import Speed, plan_cost
+from sidecar.core.grid.plan import expand
+from sidecar.core.grid.shapesfile import schema
 
 SHAPES = Path(__file__).resolve().parents[1] / "shapes"
 

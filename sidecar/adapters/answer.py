@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from sidecar.core.replies import error_message
-from sidecar.core.sse import one_line
+from sidecar.core.wire.replies import error_message
+from sidecar.core.wire.sse import one_line
 
 
 @dataclass(frozen=True, slots=True)

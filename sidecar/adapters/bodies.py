@@ -9,9 +9,9 @@ from typing import Any
 
 from sidecar.adapters.engine import Engine
 from sidecar.adapters.wire import Request
-from sidecar.core.cells import Cell, Endpoint
 from sidecar.core.facts import EngineFacts
-from sidecar.core.prompts import SAFE_IDS, ChatFitter, TemplateSense, id_pieces, seed_of
+from sidecar.core.grid.cells import Cell, Endpoint
+from sidecar.core.wire.prompts import SAFE_IDS, ChatFitter, TemplateSense, id_pieces, seed_of
 
 _ANSWER_BASE_BYTES = 256 << 10
 _ANSWER_TOKEN_BYTES = 8 << 10

@@ -17,14 +17,14 @@ from sidecar.adapters.healthline import HealthLine
 from sidecar.adapters.presence import PresenceLine
 from sidecar.adapters.target import Target, tls_context
 from sidecar.core import facts as learn_from
-from sidecar.core.boot import BootMark, mark_of
 from sidecar.core.errors import ConfigError, EngineRejected, EngineUnavailable
 from sidecar.core.facts import EngineFacts
-from sidecar.core.health import Health
-from sidecar.core.metrics import Scrape, parse
-from sidecar.core.presence import Presence
-from sidecar.core.prompts import PHRASE, PROBE_TEXT, usable_ids
-from sidecar.core.sse import one_line
+from sidecar.core.watch.boot import BootMark, mark_of
+from sidecar.core.watch.presence import Presence
+from sidecar.core.wire.health import Health
+from sidecar.core.wire.metrics import Scrape, parse
+from sidecar.core.wire.prompts import PHRASE, PROBE_TEXT, usable_ids
+from sidecar.core.wire.sse import one_line
 
 MAX_ANSWER_BYTES = 16 << 20
 """/openapi.json has 0.3 MB and /metrics of eight ranks less than one; a stranger may send more."""

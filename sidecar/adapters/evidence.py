@@ -15,17 +15,17 @@ from contextlib import aclosing
 
 from sidecar.adapters.logs import LogSource
 from sidecar.adapters.logstream import Stream
-from sidecar.core import logitems
-from sidecar.core.logitems import Ended, Item, Line, SourceState
+from sidecar.core.logs import items as logitems
 from sidecar.core.logs import window
 from sidecar.core.logs.events import Access, Compile, LogEvent, Phase, Started, Step, Trouble
 from sidecar.core.logs.evidence import Heard, Listening, LogEvidence, combined
 from sidecar.core.logs.facts import StartFacts
 from sidecar.core.logs.head import Origin
+from sidecar.core.logs.items import Ended, Item, Line, SourceState
 from sidecar.core.logs.parse import fence_target
 from sidecar.core.logs.reader import LogReader
+from sidecar.core.logs.seen import Seen, Told
 from sidecar.core.logs.window import Expected, Fences, Window
-from sidecar.core.seen import Seen, Told
 
 log = logging.getLogger(__name__)
 

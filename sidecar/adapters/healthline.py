@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from sidecar.core.health import Health
+from sidecar.core.wire.health import Health
 
 _MAX_BYTES = 1 << 20
 """Of the body, which is empty."""

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from sidecar.adapters.engine import Engine
 from sidecar.adapters.evidence import Evidence
-from sidecar.core.boot import BootMark
 from sidecar.core.facts import EngineFacts
-from sidecar.core.health import Health
 from sidecar.core.logs.facts import from_log
-from sidecar.core.presence import Presence
+from sidecar.core.watch.boot import BootMark
+from sidecar.core.watch.presence import Presence
+from sidecar.core.wire.health import Health
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 import httpx
 
 from sidecar.adapters.answer import Answer
-from sidecar.core.metrics import Scrape
-from sidecar.core.presence import Presence, of_sleep
+from sidecar.core.watch.presence import Presence, of_sleep
+from sidecar.core.wire.metrics import Scrape
 
 _RESCALING = 503
 

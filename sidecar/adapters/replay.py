@@ -11,15 +11,15 @@ from sidecar.adapters.bodies import Bodies
 from sidecar.adapters.engine import Engine
 from sidecar.adapters.evidence import Evidence
 from sidecar.adapters.wire import Exchange, Request, open_exchange
-from sidecar.core.cells import Endpoint, Gait, Look
 from sidecar.core.errors import WarmupError
 from sidecar.core.facts import EngineFacts
+from sidecar.core.grid.cells import Endpoint, Gait, Look
+from sidecar.core.judge.pacing import Pace, Pacer
 from sidecar.core.logs.evidence import LogEvidence
 from sidecar.core.logs.window import Expected
-from sidecar.core.metrics import CounterDelta, Scrape, delta
-from sidecar.core.pacing import Pace, Pacer
-from sidecar.core.replies import Reading
 from sidecar.core.results import Outcome, Result, WaveResult
+from sidecar.core.wire.metrics import CounterDelta, Scrape, delta
+from sidecar.core.wire.replies import Reading
 
 CONNECT_TIMEOUT_S = 10.0
 _PREPARE_TIMEOUT_S = 60.0

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from sidecar.core.errors import ConfigError
+from sidecar.core.grid.shapes import Shapes, parse
 from sidecar.core.nearest import suggest
-from sidecar.core.shapes import Shapes, parse
 from sidecar.core.yamltext import MAX_BYTES
 
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -20,15 +20,15 @@ import anyio
 from anyio import to_thread
 
 from sidecar.adapters.atomic import write_atomically
-from sidecar.core import deaths as deaths_form
-from sidecar.core import kept as kept_form
 from sidecar.core import report as report_form
-from sidecar.core.boot import BootMark
-from sidecar.core.deaths import Death, InFlight
 from sidecar.core.errors import ConfigError
-from sidecar.core.escapes import Escape
-from sidecar.core.kept import Kept
 from sidecar.core.report import Report, with_escapes
+from sidecar.core.watch import deaths as deaths_form
+from sidecar.core.watch import kept as kept_form
+from sidecar.core.watch.boot import BootMark
+from sidecar.core.watch.deaths import Death, InFlight
+from sidecar.core.watch.escapes import Escape
+from sidecar.core.watch.kept import Kept
 
 log = logging.getLogger(__name__)
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from sidecar.adapters.state import DEATHS, IN_FLIGHT, LAST_REPORT, MAX_FILE_BYTES
-from sidecar.core import deaths as deaths_form
 from sidecar.core import report as report_form
-from sidecar.core.deaths import Death, InFlight
 from sidecar.core.errors import ConfigError
 from sidecar.core.report import Report
+from sidecar.core.watch import deaths as deaths_form
+from sidecar.core.watch.deaths import Death, InFlight
 
 
 def remembered(folder: Path) -> tuple[Death, ...]:

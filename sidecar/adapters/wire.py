@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import httptools
 
 from sidecar.adapters.target import Target
-from sidecar.core.replies import Ending, Reply
+from sidecar.core.wire.replies import Ending, Reply
 
 HELD_BACK_BYTES = 64
 _MAX_HEAD_BYTES = 64 << 10

@@ -24,7 +24,7 @@ def report(options: argparse.Namespace) -> int:
 def shapes(options: argparse.Namespace) -> int:
     """`shapes check`, `shapes list`, `shapes schema`."""
     if options.action == "schema":
-        from sidecar.core.shapesfile import schema
+        from sidecar.core.grid.shapesfile import schema
 
         print(json.dumps(schema(), indent=2, ensure_ascii=False))
         return ExitCode.WARM

@@ -10,11 +10,11 @@ from typing import Any
 
 from sidecar.adapters.shapesfile import read
 from sidecar.cli.settings import settings_of
-from sidecar.core.cells import Cell
-from sidecar.core.cost import WARM_PASSES, Cost, PlanCost, Speed, cell_cost, plan_cost
 from sidecar.core.errors import ConfigError, ExitCode
 from sidecar.core.facts import EngineFacts
-from sidecar.core.plan import Plan, expand
+from sidecar.core.grid.cells import Cell
+from sidecar.core.grid.cost import WARM_PASSES, Cost, PlanCost, Speed, cell_cost, plan_cost
+from sidecar.core.grid.plan import Plan, expand
 from sidecar.settings import Settings
 
 HEADS = ("cell", "gaits", "waves", "requests", "prompt tokens", "output tokens", "seconds")

@@ -10,7 +10,7 @@ from typing import Any
 
 from sidecar.cli.settings import settings_of
 from sidecar.core.errors import ConfigError, ExitCode
-from sidecar.core.gate import Snapshot, State
+from sidecar.core.watch.gate import Snapshot, State
 
 _BY_SIGNAL = 128
 """Above it an exit status names the signal that ended the process."""

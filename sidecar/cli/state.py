@@ -4,8 +4,8 @@ import argparse
 import json
 from pathlib import Path
 
-from sidecar.core.deaths import Death, told
 from sidecar.core.errors import ConfigError, ExitCode
+from sidecar.core.watch.deaths import Death, told
 
 
 def state(options: argparse.Namespace) -> int:

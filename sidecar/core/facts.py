@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import PlainSerializer
 
-from sidecar.core.cells import Endpoint
 from sidecar.core.errors import EngineRejected
-from sidecar.core.metrics import Scrape
+from sidecar.core.grid.cells import Endpoint
+from sidecar.core.wire.metrics import Scrape
 
 _NAME, _SHOWN = 256, 10
 """Characters of a model's name, and how many of them one sentence holds."""

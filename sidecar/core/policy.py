@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from sidecar.core.cells import Converge
+from sidecar.core.grid.cells import Converge
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,11 @@ from functools import cache
 
 from pydantic import TypeAdapter, ValidationError
 
-from sidecar.core.boot import BootMark
-from sidecar.core.cells import Gait
 from sidecar.core.errors import ConfigError
-from sidecar.core.escapes import MAX_KEPT, Escape
 from sidecar.core.facts import EngineFacts
-from sidecar.core.plan import Unfit
-from sidecar.core.tally import Totals, WaveRow
-from sidecar.core.verdict import (
+from sidecar.core.grid.cells import Gait
+from sidecar.core.grid.plan import Unfit
+from sidecar.core.judge.verdict import (
     Call,
     CellVerdict,
     GaitFigures,
@@ -26,6 +23,9 @@ from sidecar.core.verdict import (
     Opening,
     Standing,
 )
+from sidecar.core.tally import Totals, WaveRow
+from sidecar.core.watch.boot import BootMark
+from sidecar.core.watch.escapes import MAX_KEPT, Escape
 
 FORMAT = 1
 """Of the JSON form. A reader refuses another one instead of guessing."""

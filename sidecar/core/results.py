@@ -7,9 +7,9 @@ first request of the wave (not the plug) was let go.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sidecar.core.cells import Look
+from sidecar.core.grid.cells import Look
 from sidecar.core.logs.evidence import LogEvidence
-from sidecar.core.metrics import CounterDelta
+from sidecar.core.wire.metrics import CounterDelta
 
 
 class Outcome(StrEnum):

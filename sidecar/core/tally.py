@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from sidecar.core.attribution import named
-from sidecar.core.cells import Gait, Look
-from sidecar.core.failures import EXECUTE_MODEL_TIMEOUT_S
+from sidecar.core.grid.cells import Gait, Look
+from sidecar.core.judge.attribution import named
+from sidecar.core.judge.failures import EXECUTE_MODEL_TIMEOUT_S
+from sidecar.core.judge.verdict import Judged
 from sidecar.core.logs.window import Completeness
 from sidecar.core.results import Outcome, Result, WaveResult
-from sidecar.core.verdict import Judged
 
 MAX_ROWS = 2000
 """Rows kept: a grid of the allowed size has six looks a cell in the worst case, and /status is

@@ -5,7 +5,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import anyio
 
-from sidecar.core.logitems import Ended, Gap, Line
+from sidecar.core.logs.items import Ended, Gap, Line
 
 
 class Follow:

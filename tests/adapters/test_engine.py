@@ -11,11 +11,11 @@ import pytest
 
 from sidecar.adapters import engine as engine_module
 from sidecar.adapters.engine import Engine
-from sidecar.core.boot import Sameness, compare
-from sidecar.core.cells import Endpoint
 from sidecar.core.errors import ConfigError, EngineRejected, EngineUnavailable
 from sidecar.core.facts import EngineFacts
-from sidecar.core.health import Health
+from sidecar.core.grid.cells import Endpoint
+from sidecar.core.watch.boot import Sameness, compare
+from sidecar.core.wire.health import Health
 from tests.adapters.stub import Asked, Handler, Stub, answer, hang, running
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from sidecar.adapters import evidence as module
 from sidecar.adapters.evidence import Evidence
-from sidecar.core.logitems import Began, Counts, Ended, Gap, Line
 from sidecar.core.logs.events import Compile, Step
 from sidecar.core.logs.evidence import Hearing
+from sidecar.core.logs.items import Began, Counts, Ended, Gap, Line
+from sidecar.core.logs.seen import Seen
 from sidecar.core.logs.window import Completeness, Expected
-from sidecar.core.seen import Seen
 
 COMPILE = (
     "(EngineCore pid=2) WARNING 11-29 17:14:24 [jit_monitor.py:132] Triton kernel JIT compilation "

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from sidecar.adapters.logs.docker import DockerLog
-from sidecar.core.logitems import Began, Gap, Line
-from sidecar.core.logsource import DockerSpec
+from sidecar.core.logs.items import Began, Gap, Line
+from sidecar.core.logs.source import DockerSpec
 from tests.adapters.fakedocker import SECOND, FakeDocker
 from tests.adapters.following import following
 

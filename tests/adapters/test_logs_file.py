@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from sidecar.adapters.logs.file import FileLog
-from sidecar.core.logsource import FileSpec
+from sidecar.core.logs.source import FileSpec
 from tests.adapters.following import following
 
 

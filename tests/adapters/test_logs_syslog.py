@@ -10,9 +10,9 @@ import pytest
 from sidecar.adapters.logs.inbox import Inbox
 from sidecar.adapters.logs.senders import MAX_CONNECTIONS
 from sidecar.adapters.logs.syslog import SyslogLog
-from sidecar.core.logitems import Began, Ended, Gap, Line
+from sidecar.core.logs.items import Began, Ended, Gap, Line
+from sidecar.core.logs.source import SyslogSpec, Transport
 from sidecar.core.logs.syslog import TaggedLine
-from sidecar.core.logsource import SyslogSpec, Transport
 from tests.adapters.following import following
 
 STREAMS = (Transport.UNIX, Transport.TCP)

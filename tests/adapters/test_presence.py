@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from sidecar.adapters.engine import Engine
-from sidecar.core.presence import Presence
+from sidecar.core.watch.presence import Presence
 from sidecar.simulator.faults import Knobs
 from sidecar.simulator.server import simulator
 from tests.service.running import WARM

@@ -13,10 +13,10 @@ from sidecar.adapters import replay as replay_module
 from sidecar.adapters import wire as wire_module
 from sidecar.adapters.engine import Engine
 from sidecar.adapters.replay import Replay
-from sidecar.core.cells import Cell, Endpoint, Gait, Look, Variant
 from sidecar.core.facts import EngineFacts, TokenIds
-from sidecar.core.pacing import Pace, Pacer
-from sidecar.core.plan import Plan
+from sidecar.core.grid.cells import Cell, Endpoint, Gait, Look, Variant
+from sidecar.core.grid.plan import Plan
+from sidecar.core.judge.pacing import Pace, Pacer
 from sidecar.core.results import Outcome, WaveResult
 from tests.adapters.stub import (
     STREAM_HEAD,

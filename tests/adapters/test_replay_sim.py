@@ -11,10 +11,10 @@ from sidecar.adapters.engine import Engine
 from sidecar.adapters.evidence import Evidence
 from sidecar.adapters.logs.file import FileLog
 from sidecar.adapters.replay import Replay
-from sidecar.core.cells import Cell, Endpoint, Gait, Look, Variant
 from sidecar.core.facts import EngineFacts
-from sidecar.core.logsource import FileSpec
-from sidecar.core.pacing import Pace
+from sidecar.core.grid.cells import Cell, Endpoint, Gait, Look, Variant
+from sidecar.core.judge.pacing import Pace
+from sidecar.core.logs.source import FileSpec
 from sidecar.core.results import Outcome, WaveResult
 from sidecar.simulator.faults import Knobs
 from sidecar.simulator.model import EngineConfig

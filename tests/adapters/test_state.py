@@ -21,13 +21,13 @@ from sidecar.adapters.state import (
     StateDir,
 )
 from sidecar.adapters.statefiles import last_report
-from sidecar.core.boot import BootMark
-from sidecar.core.cells import Gait
-from sidecar.core.deaths import InFlight, death_of
 from sidecar.core.errors import ConfigError
-from sidecar.core.escapes import Escape
-from sidecar.core.kept import Kept
+from sidecar.core.grid.cells import Gait
 from sidecar.core.report import to_text
+from sidecar.core.watch.boot import BootMark
+from sidecar.core.watch.deaths import InFlight, death_of
+from sidecar.core.watch.escapes import Escape
+from sidecar.core.watch.kept import Kept
 from tests.core.test_report import REPORT
 from tests.core.test_report import VERDICT as GRID
 

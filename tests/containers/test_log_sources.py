@@ -9,9 +9,9 @@ import pytest
 from anyio import to_thread
 
 from sidecar.adapters.logs import open_source
-from sidecar.core.logitems import Began, Ended, Line
+from sidecar.core.logs.items import Began, Ended, Line
 from sidecar.core.logs.lines import Lines
-from sidecar.core.logsource import DockerSpec, FileSpec, SyslogSpec, Transport
+from sidecar.core.logs.source import DockerSpec, FileSpec, SyslogSpec, Transport
 from tests.adapters.following import following
 from tests.conftest import unavailable
 from tests.containers.docker import Docker, wait_until
@@ -29,8 +29,8 @@ INSIDE = """
 import asyncio, sys
 from contextlib import aclosing
 from sidecar.adapters.logs import open_source
-from sidecar.core.logitems import Line
-from sidecar.core.logsource import parse_source
+from sidecar.core.logs.items import Line
+from sidecar.core.logs.source import parse_source
 
 async def main():
     async with aclosing(open_source(parse_source(sys.argv[1])).lines()) as items:

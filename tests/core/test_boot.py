@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.core.boot import BootMark, Sameness, Sightings, compare, mark_of
-from sidecar.core.metrics import parse
+from sidecar.core.watch.boot import BootMark, Sameness, Sightings, compare, mark_of
+from sidecar.core.wire.metrics import parse
 
 PAGES = Path(__file__).parent.parent / "data" / "metrics"
 TIMED = BootMark(1000.5, 10, 100, 50, "0.32.0", ("m",), "abc")

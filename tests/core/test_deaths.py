@@ -4,9 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from sidecar.core.boot import BootMark
-from sidecar.core.cells import Cell, Gait, Role
-from sidecar.core.deaths import (
+from sidecar.core.facts import EngineFacts
+from sidecar.core.grid.cells import Cell, Gait, Role
+from sidecar.core.grid.plan import Plan
+from sidecar.core.logs.events import Complaint, Trouble
+from sidecar.core.logs.head import Origin
+from sidecar.core.logs.items import Ended
+from sidecar.core.watch.boot import BootMark
+from sidecar.core.watch.deaths import (
     MAX_DEATHS,
     Cause,
     Death,
@@ -22,11 +27,6 @@ from sidecar.core.deaths import (
     wave_to_json,
     without,
 )
-from sidecar.core.facts import EngineFacts
-from sidecar.core.logitems import Ended
-from sidecar.core.logs.events import Complaint, Trouble
-from sidecar.core.logs.head import Origin
-from sidecar.core.plan import Plan
 
 CELLS = (Cell(8, 4096, 16), Cell(1, 64, 2))
 FIRST = Cell(1, 8191, 1, role=Role.HIGH_WATER)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sidecar.core.dockerlog import FramedLines, Resume, Stamped, TtyLines, kept_bytes, stamp_ns
+from sidecar.core.logs.docker import FramedLines, Resume, Stamped, TtyLines, kept_bytes, stamp_ns
 
 AT = "2026-11-29T18:22:22.01543{:04}Z"
 SECOND = 10**9

@@ -1,8 +1,8 @@
 """Compile lines that came while the gate was open."""
 
-from sidecar.core.escapes import MAX_DETAIL, MAX_KEPT, MAX_LABELS, Escapes, told
 from sidecar.core.logs.events import Compile, Step
 from sidecar.core.logs.head import Origin
+from sidecar.core.watch.escapes import MAX_DETAIL, MAX_KEPT, MAX_LABELS, Escapes, told
 
 RANK = Origin("Worker_TP1", 7)
 

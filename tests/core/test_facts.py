@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.core.cells import Endpoint
 from sidecar.core.errors import EngineRejected
 from sidecar.core.facts import (
     EngineFacts,
@@ -14,7 +13,8 @@ from sidecar.core.facts import (
     from_scrape,
     from_server_info,
 )
-from sidecar.core.metrics import Scrape, parse
+from sidecar.core.grid.cells import Endpoint
+from sidecar.core.wire.metrics import Scrape, parse
 
 PAGES = Path(__file__).parent.parent / "data" / "metrics"
 CARDS = {

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from sidecar.core.errors import ExitCode
-from sidecar.core.gate import TRANSITIONS, Event, Gate, IllegalEvent, Snapshot, State
+from sidecar.core.watch.gate import TRANSITIONS, Event, Gate, IllegalEvent, Snapshot, State
 
 LEGAL = {
     (State.WAITING, Event.FOUND): State.WARMING,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.core.calls import Call
+from sidecar.core.judge.calls import Call
 from sidecar.core.logs.events import Access, Activated, Compile, Step
 from sidecar.core.logs.reader import LogReader
 from sidecar.core.report import Report, from_json, to_text

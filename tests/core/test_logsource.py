@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from sidecar.core.logsource import (
+from sidecar.core.logs.source import (
     DockerSpec,
     FileSpec,
     SyslogSpec,

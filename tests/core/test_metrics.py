@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from sidecar.core.metrics import Scrape, delta, parse
+from sidecar.core.wire.metrics import Scrape, delta, parse
 
 PAGES = Path(__file__).parent.parent / "data" / "metrics"
 

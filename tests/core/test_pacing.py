@@ -2,12 +2,12 @@
 
 import pytest
 
-from sidecar.core.cells import Gait, Look
 from sidecar.core.facts import EngineFacts
-from sidecar.core.pacing import Pacer
-from sidecar.core.plan import Plan
+from sidecar.core.grid.cells import Gait, Look
+from sidecar.core.grid.plan import Plan
+from sidecar.core.judge.pacing import Pacer
+from sidecar.core.judge.shown import Miss, miss, packing
 from sidecar.core.results import Outcome, Result
-from sidecar.core.shown import Miss, miss, packing
 from tests.core.waves import STEP_S, cell, held, led, result, wave
 
 FOUR = cell(4, 100)

@@ -2,12 +2,12 @@
 
 import random
 
-from sidecar.core.cells import Cell, Converge, Gait, Look, Role
 from sidecar.core.facts import EngineFacts
-from sidecar.core.passes import Passes, Rest
-from sidecar.core.plan import Plan
+from sidecar.core.grid.cells import Cell, Converge, Gait, Look, Role
+from sidecar.core.grid.plan import Plan
+from sidecar.core.judge.passes import Passes, Rest
+from sidecar.core.judge.verdict import Judge
 from sidecar.core.results import Outcome, Result
-from sidecar.core.verdict import Judge
 from tests.core.waves import cell, counters, held, led, wave
 
 FIRST = Cell(1, 4096, 1, role=Role.HIGH_WATER)

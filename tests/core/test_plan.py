@@ -1,14 +1,14 @@
-"""core/plan: what is sent, in which order, and what is not sent and why."""
+"""core/grid/plan: what is sent, in which order, and what is not sent and why."""
 
 import time
 from dataclasses import replace
 
 import pytest
 
-from sidecar.core.cells import Endpoint, Gait, Role
 from sidecar.core.facts import EngineFacts
-from sidecar.core.plan import Plan, expand
-from sidecar.core.shapes import Shapes, parse
+from sidecar.core.grid.cells import Endpoint, Gait, Role
+from sidecar.core.grid.plan import Plan, expand
+from sidecar.core.grid.shapes import Shapes, parse
 
 FACTS = EngineFacts(
     model="m",

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sidecar.core.metrics import parse
-from sidecar.core.presence import Presence, of_sleep, sentence
+from sidecar.core.watch.presence import Presence, of_sleep, sentence
+from sidecar.core.wire.metrics import parse
 
 PAGE = """vllm:engine_sleep_state{{engine="0",model_name="m",sleep_state="awake"}} {awake}
 vllm:engine_sleep_state{{engine="0",model_name="m",sleep_state="weights_offloaded"}} {one}

@@ -7,7 +7,7 @@ import pytest
 
 from sidecar.core.errors import ConfigError
 from sidecar.core.facts import TokenIds
-from sidecar.core.prompts import (
+from sidecar.core.wire.prompts import (
     PIECE_IDS,
     SAFE_IDS,
     ChatFitter,

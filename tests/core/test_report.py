@@ -6,17 +6,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sidecar.core.boot import BootMark
-from sidecar.core.calls import CellLog
-from sidecar.core.cells import Cell, Endpoint, Gait, Look, Role, Variant
 from sidecar.core.errors import ConfigError
 from sidecar.core.facts import EngineFacts
-from sidecar.core.logs.evidence import Hearing
-from sidecar.core.plan import Unfit
-from sidecar.core.report import Report, from_json, rows, to_json, to_text
-from sidecar.core.results import Outcome, Result, WaveResult
-from sidecar.core.tally import Totals, WaveOutcome, WaveRow, row_of
-from sidecar.core.verdict import (
+from sidecar.core.grid.cells import Cell, Endpoint, Gait, Look, Role, Variant
+from sidecar.core.grid.plan import Unfit
+from sidecar.core.judge.calls import CellLog
+from sidecar.core.judge.verdict import (
     Call,
     CellVerdict,
     GaitFigures,
@@ -26,6 +21,11 @@ from sidecar.core.verdict import (
     Opening,
     Standing,
 )
+from sidecar.core.logs.evidence import Hearing
+from sidecar.core.report import Report, from_json, rows, to_json, to_text
+from sidecar.core.results import Outcome, Result, WaveResult
+from sidecar.core.tally import Totals, WaveOutcome, WaveRow, row_of
+from sidecar.core.watch.boot import BootMark
 
 CHAT = Variant("thinking", Endpoint.CHAT, {"chat_template_kwargs": {"thinking": True}})
 COLD = Cell(4, 350, 16, CHAT, gaits=(Gait.LED, Gait.HELD))

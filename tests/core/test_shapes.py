@@ -1,12 +1,12 @@
-"""core/shapes: every way a shapes file can be wrong has its sentence; a right one is read right."""
+"""Shapes: every way a file can be wrong has its sentence; a right one is read right."""
 
 import re
 
 import pytest
 
-from sidecar.core.cells import Endpoint, Role
 from sidecar.core.errors import ConfigError
-from sidecar.core.shapes import OnUnfit, OnUnproven, parse
+from sidecar.core.grid.cells import Endpoint, Role
+from sidecar.core.grid.shapes import OnUnfit, OnUnproven, parse
 from sidecar.core.yamltext import MAX_BYTES
 
 CELL = "cells: [{prompt_tokens: 350}]\n"

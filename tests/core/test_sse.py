@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.core.sse import Decoder, Kind, StreamEvent, Usage, error_of, one_line, read_event
+from sidecar.core.wire.sse import Decoder, Kind, StreamEvent, Usage, error_of, one_line, read_event
 
 STREAMS = sorted((Path(__file__).parent.parent / "data" / "sse").glob("*.sse"))
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.core.cells import Cell, Converge, Gait, Role
 from sidecar.core.facts import EngineFacts
-from sidecar.core.metrics import CounterDelta
-from sidecar.core.plan import Plan
+from sidecar.core.grid.cells import Cell, Converge, Gait, Role
+from sidecar.core.grid.plan import Plan
+from sidecar.core.judge.verdict import Call, Judge, Standing, opening
 from sidecar.core.results import Outcome, Result
-from sidecar.core.verdict import Call, Judge, Standing, opening
+from sidecar.core.wire.metrics import CounterDelta
 from tests.core.waves import cell, counters, held, led, recorded, result, wave
 
 ONE, FOUR = cell(1), cell(4)

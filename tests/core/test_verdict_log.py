@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from sidecar.core.calls import Call, Standing, opening
-from sidecar.core.cells import Converge, Gait
 from sidecar.core.facts import EngineFacts
+from sidecar.core.grid.cells import Converge, Gait
+from sidecar.core.grid.plan import Plan
+from sidecar.core.judge.calls import Call, Standing, opening
+from sidecar.core.judge.verdict import Judge
 from sidecar.core.logs.events import Compile, Step
 from sidecar.core.logs.evidence import Hearing, Listening, LogEvidence, summed
 from sidecar.core.logs.head import Origin
 from sidecar.core.logs.window import Completeness
-from sidecar.core.plan import Plan
 from sidecar.core.results import Outcome, Result
-from sidecar.core.verdict import Judge
 from tests.core.waves import cell, held, led, wave
 
 ONE = cell(1, 300, 9)

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sidecar.core.cells import Cell, Gait, Look
-from sidecar.core.metrics import CounterDelta
+from sidecar.core.grid.cells import Cell, Gait, Look
 from sidecar.core.results import Outcome, Result, WaveResult
+from sidecar.core.wire.metrics import CounterDelta
 
 STEP_S = 0.01
 

@@ -5,15 +5,15 @@ from dataclasses import replace
 import anyio
 import anyio.lowlevel
 
-from sidecar.core.boot import BootMark
-from sidecar.core.cells import Cell, Look, Variant
 from sidecar.core.facts import EngineFacts
-from sidecar.core.health import Health
-from sidecar.core.metrics import CounterDelta
-from sidecar.core.plan import Plan
+from sidecar.core.grid.cells import Cell, Look, Variant
+from sidecar.core.grid.plan import Plan
 from sidecar.core.policy import Policy
-from sidecar.core.presence import Presence
 from sidecar.core.results import Outcome, Result, WaveResult
+from sidecar.core.watch.boot import BootMark
+from sidecar.core.watch.presence import Presence
+from sidecar.core.wire.health import Health
+from sidecar.core.wire.metrics import CounterDelta
 from sidecar.warmup import Conductor
 
 FACTS = EngineFacts(version="0.33.0", models=("tiny",), model="tiny", max_model_len=4096, ranks=1)

@@ -7,8 +7,8 @@ import anyio
 import httpx
 
 from sidecar import wiring
+from sidecar.core.grid.shapes import parse
 from sidecar.core.policy import Rhythm
-from sidecar.core.shapes import parse
 from sidecar.settings import Settings
 from sidecar.simulator.model import EngineConfig
 from sidecar.simulator.profile import Profile

@@ -5,17 +5,17 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from sidecar.core.boot import BootMark
-from sidecar.core.cells import Gait
-from sidecar.core.deaths import InFlight
-from sidecar.core.gate import State
-from sidecar.core.health import Health
-from sidecar.core.logitems import Began, Ended
+from sidecar.core.grid.cells import Gait
 from sidecar.core.logs.events import Compile, Complaint, Phase, Started, Step, Trouble
 from sidecar.core.logs.head import Origin
+from sidecar.core.logs.items import Began, Ended
+from sidecar.core.logs.seen import Seen
 from sidecar.core.policy import Rhythm
-from sidecar.core.presence import Presence, sentence
-from sidecar.core.seen import Seen
+from sidecar.core.watch.boot import BootMark
+from sidecar.core.watch.deaths import InFlight
+from sidecar.core.watch.gate import State
+from sidecar.core.watch.presence import Presence, sentence
+from sidecar.core.wire.health import Health
 from sidecar.watch import NOT_ONE_ENGINE
 from tests.service.fakes import CELLS, MemoryStore, Stage
 from tests.service.virtualtime import VirtualLoop

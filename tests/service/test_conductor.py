@@ -5,14 +5,14 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from sidecar.core.boot import BootMark
 from sidecar.core.errors import EngineRejected, EngineUnavailable, ExitCode
-from sidecar.core.gate import State
-from sidecar.core.health import Health
-from sidecar.core.kept import objection
 from sidecar.core.policy import Rhythm
 from sidecar.core.results import Outcome
 from sidecar.core.tally import WaveOutcome
+from sidecar.core.watch.boot import BootMark
+from sidecar.core.watch.gate import State
+from sidecar.core.watch.kept import objection
+from sidecar.core.wire.health import Health
 from sidecar.watch import NOT_ONE_ENGINE, RESTARTED, SILENT, UNTOLD
 from tests.service.fakes import CELLS, FACTS, FakeEngine, MemoryStore, Stage
 from tests.service.virtualtime import VirtualLoop

@@ -10,7 +10,7 @@ import pytest
 from sidecar import wiring
 from sidecar.adapters import evidence
 from sidecar.core.errors import ExitCode
-from sidecar.core.shapes import parse
+from sidecar.core.grid.shapes import parse
 from sidecar.simulator.rulesfile import parse_rules
 from sidecar.simulator.server import simulator
 from tests.service.running import PROFILE, QUICK, SHAPES, serving, settings

@@ -7,8 +7,8 @@ import pytest
 
 from sidecar import wiring
 from sidecar.core.errors import ConfigError, ExitCode
-from sidecar.core.gate import State
-from sidecar.core.shapes import parse
+from sidecar.core.grid.shapes import parse
+from sidecar.core.watch.gate import State
 from sidecar.simulator.faults import Knobs
 from sidecar.simulator.server import simulator
 from sidecar.watch import NOT_ONE_ENGINE

@@ -7,18 +7,18 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sidecar import __version__
-from sidecar.core.boot import BootMark
-from sidecar.core.calls import CellLog
-from sidecar.core.cells import Gait
-from sidecar.core.escapes import MAX_LABELS, Escapes
-from sidecar.core.gate import Snapshot, State
-from sidecar.core.logitems import Counts, SourceState
+from sidecar.core.grid.cells import Gait
+from sidecar.core.judge.calls import CellLog
+from sidecar.core.judge.passes import Progress
 from sidecar.core.logs.events import Compile
 from sidecar.core.logs.evidence import Hearing
 from sidecar.core.logs.head import Origin
-from sidecar.core.passes import Progress
+from sidecar.core.logs.items import Counts, SourceState
 from sidecar.core.results import Outcome
 from sidecar.core.tally import Totals, WaveOutcome, WaveRow
+from sidecar.core.watch.boot import BootMark
+from sidecar.core.watch.escapes import MAX_LABELS, Escapes
+from sidecar.core.watch.gate import Snapshot, State
 from sidecar.exposition import bounded
 from sidecar.web import create_app
 from tests.core.test_report import COLD, KERNELS, REPORT, VERDICT

@@ -6,8 +6,8 @@ from typing import Protocol
 from sidecar.adapters.logs.docker import DockerLog
 from sidecar.adapters.logs.file import FileLog
 from sidecar.adapters.logs.syslog import SyslogLog
-from sidecar.core.logitems import Counts, Item
-from sidecar.core.logsource import DockerSpec, FileSpec, SourceSpec
+from sidecar.core.logs.items import Counts, Item
+from sidecar.core.logs.source import DockerSpec, FileSpec, SourceSpec
 
 
 class LogSource(Protocol):

@@ -7,9 +7,9 @@ import struct
 import time
 
 from sidecar.adapters.logs.inbox import Inbox
-from sidecar.core.logitems import Gap
+from sidecar.core.logs.items import Gap
+from sidecar.core.logs.source import SyslogSpec
 from sidecar.core.logs.syslog import SyslogLines
-from sidecar.core.logsource import SyslogSpec
 
 WANTED_BUFFER_BYTES = 4 << 20
 """A burst of 20,000 lines while the event loop is busy with a wave."""

@@ -20,10 +20,10 @@ from datetime import UTC, datetime
 
 from sidecar.adapters.logs.engineapi import IDLE_S, DockerTrouble, EngineApi, ReadAnew, Run
 from sidecar.adapters.logs.pace import AT_ONCE, pauses_s
-from sidecar.core.dockerlog import FramedLines, Resume, Stamped, TtyLines
-from sidecar.core.logitems import Began, Counts, Ended, Gap, Item, Line
+from sidecar.core.logs.docker import FramedLines, Resume, Stamped, TtyLines
+from sidecar.core.logs.items import Began, Counts, Ended, Gap, Item, Line
 from sidecar.core.logs.lines import Cut
-from sidecar.core.logsource import DockerSpec
+from sidecar.core.logs.source import DockerSpec
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from sidecar.core.dockerlog import kept_bytes, stamp_ns
-from sidecar.core.logsource import DockerSpec
+from sidecar.core.logs.docker import kept_bytes, stamp_ns
+from sidecar.core.logs.source import DockerSpec
 
 _ANSWER_S = 10.0
 IDLE_S = 60.0

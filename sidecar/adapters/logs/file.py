@@ -26,9 +26,9 @@ from pathlib import Path
 from anyio import to_thread
 
 from sidecar.adapters.logs.pace import AT_ONCE, pauses_s
-from sidecar.core.logitems import Counts, Gap, Item, Line
+from sidecar.core.logs.items import Counts, Gap, Item, Line
 from sidecar.core.logs.lines import Lines
-from sidecar.core.logsource import FileSpec
+from sidecar.core.logs.source import FileSpec
 
 _LOOK_S = 0.1
 _LINGER_S = 0.5

@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 
-from sidecar.core.logitems import Gap, Item, Line
+from sidecar.core.logs.items import Gap, Item, Line
 from sidecar.core.logs.syslog import TaggedLine
 
 _MAX_BYTES = 16 << 20

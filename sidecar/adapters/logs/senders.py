@@ -4,10 +4,10 @@ import asyncio
 import time
 
 from sidecar.adapters.logs.inbox import Inbox
-from sidecar.core.logitems import Began, Ended, Gap
+from sidecar.core.logs.items import Began, Ended, Gap
 from sidecar.core.logs.lines import Cut
+from sidecar.core.logs.source import SyslogSpec
 from sidecar.core.logs.syslog import SyslogLines, TaggedLine
-from sidecar.core.logsource import SyslogSpec
 
 MAX_CONNECTIONS = 64
 _READ_BYTES = 64 << 10

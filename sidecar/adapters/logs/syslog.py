@@ -45,8 +45,8 @@ from sidecar.adapters.logs.datagrams import WANTED_BUFFER_BYTES, Datagrams
 from sidecar.adapters.logs.inbox import Inbox
 from sidecar.adapters.logs.pace import AT_ONCE, pauses_s
 from sidecar.adapters.logs.senders import MUTE_S, Connection, Senders
-from sidecar.core.logitems import Counts, Gap, Item
-from sidecar.core.logsource import SyslogSpec, Transport
+from sidecar.core.logs.items import Counts, Gap, Item
+from sidecar.core.logs.source import SyslogSpec, Transport
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ A CuTeDSL line is known word for word, but from reports only: no GPU that writes
 
 from sidecar.core.logs.events import Activated, Compile, Finished, Untuned
 from sidecar.core.logs.head import Message, Origin
-from sidecar.core.sse import one_line
+from sidecar.core.wire.sse import one_line
 
 MAX_DETAIL = 4000
 """Two specializations that differ only after so many characters pass for one."""

@@ -9,7 +9,7 @@ from sidecar.core.logs.begin import starting
 from sidecar.core.logs.compiles import graph, monitored, printed
 from sidecar.core.logs.events import Access, Complaint, LogEvent, Phase, Started, Step, Trouble
 from sidecar.core.logs.head import Message, split
-from sidecar.core.sse import one_line
+from sidecar.core.wire.sse import one_line
 
 FENCE_PATH = "/version"
 FENCE_QUERY = "warmup_fence="

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from sidecar.core import logitems
-from sidecar.core.logitems import Began, Ended
+from sidecar.core.logs import items as logitems
 from sidecar.core.logs.events import Compile, Started, Step, Trouble
+from sidecar.core.logs.items import Began, Ended
 
 Told = Compile | Trouble | Started | Step | Began | Ended | logitems.Gap
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sidecar.core.results import Outcome, Result
-from sidecar.core.sse import Decoder, Kind, StreamEvent, Usage, error_of, one_line
+from sidecar.core.wire.sse import Decoder, Kind, StreamEvent, Usage, error_of, one_line
 
 
 class Ending(StrEnum):

@@ -10,14 +10,14 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TypedDict, Unpack
 
-from sidecar.core.boot import BootMark
 from sidecar.core.errors import ExitCode
-from sidecar.core.escapes import EscapeLog
 from sidecar.core.facts import EngineFacts
-from sidecar.core.logitems import SourceState
-from sidecar.core.passes import Progress
+from sidecar.core.judge.passes import Progress
+from sidecar.core.judge.verdict import GridVerdict
+from sidecar.core.logs.items import SourceState
 from sidecar.core.tally import Totals, WaveRow
-from sidecar.core.verdict import GridVerdict
+from sidecar.core.watch.boot import BootMark
+from sidecar.core.watch.escapes import EscapeLog
 
 
 class State(StrEnum):

@@ -5,8 +5,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from sidecar.core.nearest import suggest
-from sidecar.core.shapesfile import (
+from sidecar.core.grid.shapesfile import (
     BudgetForm,
     CellForm,
     ConvergeForm,
@@ -15,7 +14,14 @@ from sidecar.core.shapesfile import (
     Heaviest,
     ShapesForm,
 )
-from sidecar.core.variants import OWNED, RENAMED, ChatVariant, CompletionsVariant, StructuredOutputs
+from sidecar.core.grid.variants import (
+    OWNED,
+    RENAMED,
+    ChatVariant,
+    CompletionsVariant,
+    StructuredOutputs,
+)
+from sidecar.core.nearest import suggest
 from sidecar.core.yamltext import Document
 
 _SECTIONS: dict[str, type[BaseModel]] = {

@@ -8,10 +8,10 @@ among them that a user has written.
 
 from collections.abc import Sequence
 
-from sidecar.core.cells import Gait
+from sidecar.core.grid.cells import Gait
+from sidecar.core.grid.plan import Plan
+from sidecar.core.judge.misses import Miss
 from sidecar.core.logs.events import Step
-from sidecar.core.misses import Miss
-from sidecar.core.plan import Plan
 from sidecar.core.results import WaveResult
 
 

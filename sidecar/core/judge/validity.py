@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from sidecar.core.metrics import CounterDelta
 from sidecar.core.results import Outcome, Result, WaveResult
+from sidecar.core.wire.metrics import CounterDelta
 
 _SAME = 0.5
 """Counters are whole numbers sent as floats."""

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from sidecar.core.cells import Converge, Gait, Look
+from sidecar.core.grid.cells import Converge, Gait, Look
+from sidecar.core.grid.plan import Plan
+from sidecar.core.judge.plugs import Plugs
+from sidecar.core.judge.shown import Miss, miss
 from sidecar.core.logs.evidence import Hearing
-from sidecar.core.plan import Plan
-from sidecar.core.plugs import Plugs
 from sidecar.core.results import WaveResult
-from sidecar.core.shown import Miss, miss
 
 QUIET_WAVES = 2
 """R6: quiet waves at the end that each gait needs. One is enough where the log would have told a

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from sidecar.core.variants import ChatVariant, CompletionsVariant
+from sidecar.core.grid.variants import ChatVariant, CompletionsVariant
 
 MAX_CELLS = 1_000
 

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sidecar.core.attribution import attributed, compile_s, heard, named
-from sidecar.core.calls import Call, CellVerdict, GaitFigures, Standing
-from sidecar.core.cells import Cell, Role
 from sidecar.core.facts import EngineFacts
-from sidecar.core.failures import failure
-from sidecar.core.track import MAX_TRIES, QUIET_WAVES, Track
-from sidecar.core.validity import examine
+from sidecar.core.grid.cells import Cell, Role
+from sidecar.core.judge.attribution import attributed, compile_s, heard, named
+from sidecar.core.judge.calls import Call, CellVerdict, GaitFigures, Standing
+from sidecar.core.judge.failures import failure
+from sidecar.core.judge.track import MAX_TRIES, QUIET_WAVES, Track
+from sidecar.core.judge.validity import examine
 
 FOREIGN_WAVES = 3
 """R9: foreign traffic in so many waves running is the engine serving others."""

@@ -24,11 +24,11 @@ A wave of one shares its steps with nobody and is always shown.
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from sidecar.core.cells import Gait
-from sidecar.core.misses import Miss
-from sidecar.core.plan import Plan
+from sidecar.core.grid.cells import Gait
+from sidecar.core.grid.plan import Plan
+from sidecar.core.judge.misses import Miss
+from sidecar.core.judge.steps import decode_tokens, rest_fits, told
 from sidecar.core.results import Result, WaveResult
-from sidecar.core.steps import decode_tokens, rest_fits, told
 
 __all__ = ["Miss", "miss", "nearest", "packing"]
 

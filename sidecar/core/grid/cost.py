@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sidecar.core.cells import Cell, Gait
-from sidecar.core.plan import Plan
+from sidecar.core.grid.cells import Cell, Gait
+from sidecar.core.grid.plan import Plan
 
 WARM_PASSES = 3
 """The pass that pays for what is cold, then the two quiet ones that R6 asks for."""

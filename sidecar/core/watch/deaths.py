@@ -15,12 +15,12 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from sidecar.core.boot import BootMark, Sameness, compare
-from sidecar.core.cells import Cell, Gait
-from sidecar.core.failures import EXECUTE_MODEL_TIMEOUT_S
-from sidecar.core.logitems import Ended
+from sidecar.core.grid.cells import Cell, Gait
+from sidecar.core.grid.plan import Plan
+from sidecar.core.judge.failures import EXECUTE_MODEL_TIMEOUT_S
 from sidecar.core.logs.events import Complaint, Trouble
-from sidecar.core.plan import Plan
+from sidecar.core.logs.items import Ended
+from sidecar.core.watch.boot import BootMark, Sameness, compare
 
 _Read = TypeVar("_Read")
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from sidecar.core.cells import Cell, Gait
 from sidecar.core.facts import EngineFacts
+from sidecar.core.grid.cells import Cell, Gait
 from sidecar.core.nearest import suggest
 
 

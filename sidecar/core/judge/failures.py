@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sidecar.core.cells import Cell
+from sidecar.core.grid.cells import Cell
 from sidecar.core.results import Outcome, Result, WaveResult
 
 EXECUTE_MODEL_TIMEOUT_S = 300.0

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sidecar.core.cells import Cell, Gait, Role
+from sidecar.core.grid.cells import Cell, Gait, Role
 from sidecar.core.logs.evidence import Hearing
 from sidecar.core.results import WaveResult
 

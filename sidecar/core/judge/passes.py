@@ -4,10 +4,10 @@ import random
 from collections import deque
 from dataclasses import dataclass
 
-from sidecar.core.cells import Look
-from sidecar.core.plan import Plan
-from sidecar.core.ruling import FOREIGN_WAVES
-from sidecar.core.verdict import Judge, Standing
+from sidecar.core.grid.cells import Look
+from sidecar.core.grid.plan import Plan
+from sidecar.core.judge.ruling import FOREIGN_WAVES
+from sidecar.core.judge.verdict import Judge, Standing
 
 _FIRST_REST_S, _LONGEST_REST_S = 5.0, 60.0
 

@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from sidecar.core.cells import Cell, Gait, Role
 from sidecar.core.facts import EngineFacts
-from sidecar.core.fit import Limits, Unfit, misfit
-from sidecar.core.known import known_facts
-from sidecar.core.shapes import OnUnfit, Shapes
+from sidecar.core.grid.cells import Cell, Gait, Role
+from sidecar.core.grid.fit import Limits, Unfit, misfit
+from sidecar.core.grid.known import known_facts
+from sidecar.core.grid.shapes import OnUnfit, Shapes
 
 ASSUMED_BATCHED_TOKENS = 2048
 """B where it is not known: the smallest default of vLLM's server (0.33 engine/arg_utils.py:

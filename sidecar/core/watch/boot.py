@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sidecar.core.metrics import Scrape
+from sidecar.core.wire.metrics import Scrape
 
 _COUNTERS = ("requests", "prompt_tokens", "generation_tokens")
 _REMEMBERED = 8

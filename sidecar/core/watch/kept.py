@@ -5,10 +5,10 @@ from functools import cache
 
 from pydantic import TypeAdapter, ValidationError
 
-from sidecar.core.boot import BootMark, Sameness, compare
-from sidecar.core.calls import log_missing
 from sidecar.core.facts import EngineFacts
-from sidecar.core.verdict import GridVerdict
+from sidecar.core.judge.calls import log_missing
+from sidecar.core.judge.verdict import GridVerdict
+from sidecar.core.watch.boot import BootMark, Sameness, compare
 
 FORMAT = 1
 

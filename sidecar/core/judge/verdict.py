@@ -15,8 +15,11 @@ Four things are stricter than the rules say, because the truth harness showed th
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sidecar.core.attribution import weakest
-from sidecar.core.calls import (
+from sidecar.core.facts import EngineFacts
+from sidecar.core.grid.cells import Cell, Converge, Gait, Look, Role
+from sidecar.core.grid.plan import Plan
+from sidecar.core.judge.attribution import weakest
+from sidecar.core.judge.calls import (
     Call,
     CellVerdict,
     GaitFigures,
@@ -27,18 +30,15 @@ from sidecar.core.calls import (
     Standing,
     opening,
 )
-from sidecar.core.cells import Cell, Converge, Gait, Look, Role
-from sidecar.core.facts import EngineFacts
-from sidecar.core.failures import failure
+from sidecar.core.judge.failures import failure
+from sidecar.core.judge.pacing import WarmTtft
+from sidecar.core.judge.plugs import Plugs
+from sidecar.core.judge.ruling import FOREIGN_WAVES, Grid, is_quiet, rule
+from sidecar.core.judge.shown import miss
+from sidecar.core.judge.track import EVENT_FACTOR, EVENT_FLOOR_S, MAX_FAILURES, Entry, Track
+from sidecar.core.judge.validity import examine, is_success
 from sidecar.core.logs.evidence import Hearing
-from sidecar.core.pacing import WarmTtft
-from sidecar.core.plan import Plan
-from sidecar.core.plugs import Plugs
 from sidecar.core.results import WaveResult
-from sidecar.core.ruling import FOREIGN_WAVES, Grid, is_quiet, rule
-from sidecar.core.shown import miss
-from sidecar.core.track import EVENT_FACTOR, EVENT_FLOOR_S, MAX_FAILURES, Entry, Track
-from sidecar.core.validity import examine, is_success
 
 __all__ = [
     "Call",

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from sidecar.core.cells import Cell, Gait, Look
-from sidecar.core.plan import Plan
+from sidecar.core.grid.cells import Cell, Gait, Look
+from sidecar.core.grid.plan import Plan
+from sidecar.core.judge.shown import Miss, miss
 from sidecar.core.results import Outcome, Result, WaveResult
-from sidecar.core.shown import Miss, miss
 
 UNKNOWN_DELAY_S = 0.005
 """Where nothing is known yet. An idle engine starts its step within 1-2 ms of a body's arrival;

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from sidecar.core.calls import CellLog, Kernel
+from sidecar.core.judge.calls import CellLog, Kernel
+from sidecar.core.judge.track import Entry, Track
 from sidecar.core.logs.evidence import ORDER
 from sidecar.core.results import WaveResult
-from sidecar.core.track import Entry, Track
 
 MAX_KERNELS = 20
 """Of one cell that are told; a cold engine's first wave compiles some dozens at most."""

@@ -9,12 +9,12 @@ from enum import StrEnum
 from pydantic import ValidationError
 
 from sidecar.core import yamltext
-from sidecar.core.cells import Cell, Converge, Endpoint, Role, Variant
-from sidecar.core.complaints import complaint
 from sidecar.core.errors import ConfigError
+from sidecar.core.grid.cells import Cell, Converge, Endpoint, Role, Variant
+from sidecar.core.grid.complaints import complaint
+from sidecar.core.grid.shapesfile import MAX_CELLS, CellForm, EngineForm, Heaviest, ShapesForm
+from sidecar.core.grid.variants import fields_of
 from sidecar.core.nearest import suggest
-from sidecar.core.shapesfile import MAX_CELLS, CellForm, EngineForm, Heaviest, ShapesForm
-from sidecar.core.variants import fields_of
 from sidecar.core.yamltext import Document
 
 BUILT_IN = {

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sidecar.core.facts import EngineFacts
-from sidecar.core.shapes import EngineHints
+from sidecar.core.grid.shapes import EngineHints
 
 FROM_FILE = "shapes file"
 

@@ -1,0 +1,1 @@
+"""The gate, and what it is held to: boots, absences, what outlives the sidecar."""
