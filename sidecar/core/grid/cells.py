@@ -27,6 +27,15 @@ class Gait(StrEnum):
     """All of them while a plug prefills, so that they share one engine step."""
 
 
+class Drafts(StrEnum):
+    """What becomes of the drafts that a speculating engine makes for a prompt."""
+
+    ACCEPTED = "accepted"
+    """The prompt is a text that any model goes on with."""
+    REJECTED = "rejected"
+    """The prompt is random ids, which nobody can guess."""
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """How a request is made. `fields` go into its body as they are."""
@@ -65,11 +74,29 @@ class Cell:
     role: Role = Role.GRID
     gaits: tuple[Gait, ...] = (Gait.LED,)
     ramp: int = 0
+    prefix_tokens: int = 0
+    """Of each prompt so many tokens were sent before, with the same salt: what of them makes whole
+    blocks is in the prefix cache, and the wave's own prefill goes on from there. 0: none."""
+    arriving_tokens: int = 0
+    """A prompt of so many tokens arrives while the others decode: one request more than
+    `concurrency`, the last of the wave. 0: none."""
+    drafts: Drafts | None = None
+    """Which text the prompts are; None: what the engine's speculation asks for."""
+    rank: int | None = None
+    """The data-parallel rank that is asked; None: the engine chooses."""
 
     @property
     def id(self) -> str:
-        """Stable and readable: `completions-c4-p350-o16`, with the role or `ramp` if special."""
+        """Stable and readable: `completions-c4-p350-o16`, and what is special about it."""
         special = f"-{self.role}" if self.role is not Role.GRID else "-ramp" if self.ramp else ""
+        if self.prefix_tokens:
+            special += f"-hit{self.prefix_tokens}"
+        if self.arriving_tokens:
+            special += f"-arriving{self.arriving_tokens}"
+        if self.drafts is not None:
+            special += f"-{self.drafts}"
+        if self.rank is not None:
+            special += f"-dp{self.rank}"
         return (
             f"{self.variant.name}-c{self.concurrency}-p{self.prompt_tokens}"
             f"-o{self.output_tokens}{special}"
