@@ -87,6 +87,11 @@ class Settings(BaseSettings):
         default=None,
         description="Folder that keeps the verdict and the reports over a restart of the sidecar.",
     )
+    state_optional: bool = Field(
+        default=False,
+        description="Where that folder can't be written, say so in `/ready` and go on without "
+        "(the image sets it: any user may run it).",
+    )
     log: Annotated[str, AfterValidator(checked_sources)] = Field(
         default="none",
         max_length=8192,

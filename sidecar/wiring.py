@@ -87,7 +87,7 @@ def build(
     """All adapters and the conductor. Raises ConfigError where a setting can't be used."""
     key = settings.api_key
     ca_file = settings.tls_ca_file
-    store = None if settings.state_dir is None else StateDir(settings.state_dir)
+    store, warnings = _store(settings)
     ready_file = None if settings.ready_file is None else ReadyFile(settings.ready_file)
     engine = Engine(
         settings.engine_url,
@@ -106,7 +106,7 @@ def build(
         open_unproven=shapes.on_unproven is OnUnproven.OPEN,
         start_deadline_s=settings.start_deadline_s,
         rhythm=rhythm or Rhythm(),
-        warnings=() if store is not None else (NO_STATE,),
+        warnings=warnings,
         require_log=settings.require_evidence == "log",
         sleep_keeps_verdict=settings.sleep_keeps_verdict,
         rewarm_on_escape=shapes.on_escape is OnEscape.REWARM,
@@ -128,6 +128,21 @@ def build(
     if evidence is not None:
         evidence.on_seen = conductor.hear
     return Parts(engine, conductor, evidence)
+
+
+def _store(settings: Settings) -> tuple[StateDir | None, tuple[str, ...]]:
+    """The state folder, and what has to be said where there is none."""
+    if settings.state_dir is None:
+        return None, (NO_STATE,)
+    try:
+        return StateDir(settings.state_dir), ()
+    except ConfigError as problem:
+        if not settings.state_optional:
+            raise
+        # Of an image that runs as any number: what was asked for is the warm-up, not the folder.
+        sentence = f"a restart of the sidecar warms the engine again: {problem}"
+        log.warning("no state folder path=%s why=%r", settings.state_dir, str(problem))
+        return None, (sentence,)
 
 
 def _evidence(settings: Settings) -> "Evidence | None":

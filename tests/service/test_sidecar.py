@@ -4,6 +4,7 @@ import socket
 
 import anyio
 import pytest
+from anyio import to_thread
 
 from sidecar import wiring
 from sidecar.core.errors import ConfigError, ExitCode
@@ -70,6 +71,21 @@ async def test_a_restarted_sidecar_adopts_and_sends_nothing(tmp_path):
             body = await sidecar.until_ready()
             assert not body["adopted"]
         assert served(sim) > before
+
+
+async def test_a_state_folder_that_can_t_be_written_is_said_or_ends_the_start(tmp_path):
+    """Where it is optional, as in the image, the warm-up goes on without; else nothing starts."""
+    folder = tmp_path / "file" / "state"
+    folder.parent.write_text("")
+    async with simulator(WARM) as sim:
+        async with serving(sim.url, state_dir=folder, state_optional=True) as sidecar:
+            body = await sidecar.until_ready()
+        said = [text for text in body["warnings"] if str(folder) in text]
+        assert len(said) == 1
+        assert "can't be written" in said[0]
+        needed = settings(sim.url, state_dir=folder)
+        with pytest.raises(ConfigError, match="can't be written"):
+            await to_thread.run_sync(wiring.build, needed, parse(SHAPES, "shapes.yaml"))
 
 
 async def test_a_dead_engine_is_gone_within_two_seconds_with_the_usual_rhythm(tmp_path):
