@@ -24,21 +24,28 @@ from sidecar.core.watch.gate import Snapshot, State
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
-def render(snapshot: Snapshot) -> bytes:
-    """The page of /metrics for one snapshot."""
+def render(snapshot: Snapshot, closed: Mapping[str, int] | None = None) -> bytes:
+    """The page of /metrics for one snapshot. `closed`: connections closed on others, by reason."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(snapshot))
+    registry.register(_Families(snapshot, closed or {}))
     return generate_latest(registry)
 
 
 class _Families(Collector):
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, closed: Mapping[str, int]) -> None:
         self._snapshot = snapshot
+        self._closed = closed
 
     def collect(self) -> Iterator[Metric]:
         yield from _state(self._snapshot)
         yield from _sent(self._snapshot)
         yield from _costly(self._snapshot)
+        yield _counted(
+            "warmup_http_closed_connections",
+            "Connections closed on whoever held them: idle, in a crowd, too much sent, too slow.",
+            self._closed.items(),
+            label="why",
+        )
         if self._snapshot.logs:
             yield from _sources(self._snapshot.logs)
         yield from _escaped(self._snapshot)
@@ -116,8 +123,10 @@ def _sent(snapshot: Snapshot) -> Iterator[Metric]:
     )
 
 
-def _counted(name: str, text: str, counts: Iterable[tuple[str, int]]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=["outcome"])
+def _counted(
+    name: str, text: str, counts: Iterable[tuple[str, int]], *, label: str = "outcome"
+) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
     for outcome, count in counts:
         family.add_metric([outcome], count)
     return family

@@ -3,16 +3,13 @@
 import logging
 import secrets
 import signal
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
-import uvicorn
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
@@ -39,9 +36,6 @@ log = logging.getLogger(__name__)
 
 MAX_BOOTS_ONCE = 3
 """`once` gives up on an engine that keeps restarting while it is warmed."""
-
-_GRACE_S = 1
-"""For answers that are being written when the server stops."""
 
 NO_STATE = "WARMUP_STATE_DIR is not set: a restart of the sidecar warms the engine again"
 
@@ -206,23 +200,20 @@ async def serve(
 
     `on_listening` is given the port once it is bound. Raises ConfigError before anything runs.
     """
-    from sidecar.web import create_app
+    from sidecar.web.app import create_app
+    from sidecar.web.connections import Doorman
+    from sidecar.web.server import Server, listen
+    from sidecar.web.waiting import Waiting
 
+    waiting = Waiting(lambda: parts.snapshot)
     # In a thread: it reads and writes files, and the loop may have others to serve.
-    parts = await to_thread.run_sync(partial(build, settings, shapes, rhythm=rhythm))
-    listener = _listen(settings.host, settings.port)
-    server = _Server(
-        uvicorn.Config(
-            create_app(lambda: parts.snapshot),
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            ws="none",
-            timeout_graceful_shutdown=_GRACE_S,
-        )
+    parts = await to_thread.run_sync(
+        partial(build, settings, shapes, on_change=waiting.hear, rhythm=rhythm)
     )
+    listener = listen(settings.host, settings.port)
+    doorman = Doorman()
+    app = create_app(lambda: parts.snapshot, waiting=waiting, closed=lambda: dict(doorman.closed))
+    server = Server(app, doorman)
     port = listener.getsockname()[1]
     log.info("listening on %s port %d", settings.host, port)
     if on_listening is not None:
@@ -321,34 +312,3 @@ def _outcome(conductor: Conductor) -> Outcome:
         code = ExitCode.ENGINE_UNAVAILABLE
         reasons = (*reasons, f"the engine was lost {MAX_BOOTS_ONCE} times while it was warmed")
     return Outcome(code, reasons, conductor.report)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """The bound socket of the server. Raises ConfigError with one sentence."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol named asyncio sets TCP_NODELAY on what it accepts: without it the second
-    # probe on a kept connection waits for the client's delayed acknowledgement, 40 ms.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            # `::` is every address, also the IPv4 ones that probes of `check` and kubelets use.
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind((host, port))
-        listener.listen(128)
-    except (OSError, UnicodeError) as problem:
-        listener.close()
-        why = problem.strerror if isinstance(problem, OSError) else "no host name"
-        raise ConfigError(
-            f"can't listen on {host} port {port} ({why or problem}): set WARMUP_PORT "
-            "or WARMUP_HOST to one that is free"
-        ) from problem
-    return listener
-
-
-class _Server(uvicorn.Server):
-    """Leaves the signals to `serve`, which has a gate to shut before the server stops."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

@@ -13,6 +13,7 @@ from sidecar.core.watch.gate import State
 from sidecar.simulator.faults import Knobs
 from sidecar.simulator.server import simulator
 from sidecar.watch import NOT_ONE_ENGINE
+from sidecar.web.server import listen
 from tests.service.running import PROFILE, QUICK, SHAPES, WARM, serving, settings
 
 TWO = """
@@ -227,7 +228,7 @@ async def test_once_refuses_a_plan_that_does_not_fit():
 async def test_the_port_answers_at_once_and_over_both_protocols():
     """TCP_NODELAY on what is accepted (asyncio: where the protocol is named); `::` takes IPv4 too,
     which is what `check` asks."""
-    listener = wiring._listen("::", 0)
+    listener = listen("::", 0)
     with listener:
         assert listener.proto == socket.IPPROTO_TCP
         for host in ("127.0.0.1", "::1"):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import anyio
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,8 +21,10 @@ from sidecar.core.watch.boot import BootMark
 from sidecar.core.watch.escapes import MAX_LABELS, Escapes
 from sidecar.core.watch.gate import Snapshot, State
 from sidecar.exposition import bounded
-from sidecar.web import create_app
+from sidecar.web.app import create_app
+from sidecar.web.pages import MAX_ASKING, Page
 from tests.core.test_report import COLD, KERNELS, REPORT, VERDICT
+from tests.service.surface import surface
 
 NOTHING = Snapshot(url="http://vllm:8000", state=State.WAITING, since=1_700_000_000.25)
 
@@ -84,7 +87,7 @@ async def test_ready_is_503_with_all_fields_before_anything_is_known():
         "ready": False,
         "proven": False,
         "adopted": False,
-        "reasons": [],
+        "reasons": ["the engine at http://vllm:8000 is being looked at; wait"],
         "warnings": [],
         "progress": None,
         "engine": {"url": "http://vllm:8000", "version": None, "model": None},
@@ -145,12 +148,100 @@ async def test_status_before_anything_is_known():
     assert (body["cells"], body["facts"], body["verdict"]) == ([], None, None)
 
 
-@pytest.mark.parametrize("path", ["/ready", "/health", "/startup", "/status", "/metrics"])
-async def test_head_says_what_get_would(path):
-    """A prober that asks by HEAD gets the same status."""
+async def test_head_says_what_get_would():
+    """A prober that asks by HEAD gets the same status and headers, and no body."""
+    for snapshot in (NOTHING, WARMING, READY):
+        async with surface(snapshot) as shown, shown.client() as http:
+            for path in ("/ready", "/health", "/startup", "/status", "/metrics"):
+                head, got = await http.head(path), await http.get(path)
+                assert head.status_code == got.status_code
+                assert timeless(head) == timeless(got)
+                assert (head.content, len(got.content)) == (b"", int(got.headers["content-length"]))
+
+
+def timeless(answer):
+    return {name: value for name, value in answer.headers.items() if name != "date"}
+
+
+async def test_ready_is_one_line():
+    """For scripts that read lines, and for people with curl."""
+    for snapshot in (NOTHING, WARMING, READY):
+        async with client(snapshot) as http:
+            text = (await http.get("/ready")).text
+        assert (text.count("\n"), text[-1]) == (1, "\n")
+
+
+async def test_a_shut_gate_says_when_to_ask_again():
+    """Whole seconds, of the estimate where there is one, within bounds; none where it is open."""
+    for snapshot, seconds in (
+        (NOTHING, "5"),
+        (WARMING, "5"),  # 4.5 s, rounded up
+        (replace(WARMING, eta_s=0.01), "1"),
+        (replace(WARMING, eta_s=1e9), "300"),
+        (replace(WARMING, eta_s=None), "5"),
+        (replace(WARMING, state=State.FAILED, eta_s=50.0), "5"),
+        (READY, None),
+    ):
+        async with client(snapshot) as http:
+            assert (await http.get("/ready")).headers.get("retry-after") == seconds
+
+
+async def test_a_shut_gate_says_what_it_does():
+    """Pass, cell and what is left while it warms, and what stands in the way beside it."""
+    warming = replace(WARMING, cell="completions-c1-p8-o2", reasons=("the engine serves others",))
+    for snapshot, said in (
+        (
+            warming,
+            "warming: pass 2, now completions-c1-p8-o2; 1 of 2 cells done, 3 waves lacking; "
+            "wait, about 5 s",
+        ),
+        (replace(warming, eta_s=None), "wait, how long is not known yet"),
+        (replace(warming, progress=None), "warming: the first wave is being made ready"),
+        (warming, "the engine serves others"),
+        (replace(warming, state=State.FAILED), "the engine serves others"),
+    ):
+        async with client(snapshot) as http:
+            assert said in " | ".join((await http.get("/ready")).json()["reasons"])
+    async with client(READY) as http:
+        assert (await http.get("/ready")).json()["reasons"] == []
+
+
+@pytest.mark.parametrize("wait", ["0", "-1", "301", "nan", "inf", "soon", "", "1e999", "x" * 9000])
+async def test_a_wait_that_can_not_be_waited_is_refused_in_one_sentence(wait):
+    """What was given, and what to give; whatever the gate says."""
     for snapshot in (NOTHING, READY):
         async with client(snapshot) as http:
-            assert (await http.head(path)).status_code == (await http.get(path)).status_code
+            answer = await http.get("/ready", params={"wait": wait})
+        assert answer.status_code == 422
+        assert answer.json() == {"detail": f"wait={wait[:40]!r}: give seconds above 0, at most 300"}
+
+
+async def test_an_open_gate_is_told_at_once_to_those_who_would_wait():
+    """And a shut one when the time is up."""
+    async with client(READY) as http:
+        assert (await http.get("/ready?wait=300")).status_code == 200
+    async with client(NOTHING) as http:
+        assert (await http.get("/ready?wait=0.05")).status_code == 503
+
+
+async def test_long_pages_are_rendered_once_and_bounded_in_those_who_ask():
+    """Whoever asks meanwhile gets the same one; more than 32 are told to come again."""
+    rendered = []
+
+    def render(value):
+        rendered.append(value)
+        return b"page"
+
+    page = Page(lambda: "now", render)
+    got = []
+
+    async def ask():
+        got.append(await page.of_now())
+
+    async with anyio.create_task_group() as group:
+        for _ in range(MAX_ASKING + 3):
+            group.start_soon(ask)
+    assert (got.count(b"page"), got.count(None), rendered) == (MAX_ASKING, 3, ["now"])
 
 
 async def test_an_unknown_path_and_a_wrong_method_are_json():
@@ -172,9 +263,12 @@ async def test_the_openapi_document_describes_what_is_answered():
     assert set(document["paths"]) == {"/health", "/startup", "/ready", "/status", "/metrics"}
     assert all(set(methods) == {"get"} for methods in document["paths"].values())
     responses = document["paths"]["/ready"]["get"]["responses"]
-    assert set(responses) == {"200", "503"}
+    assert set(responses) == {"200", "503", "422"}
+    assert responses["503"]["headers"]["Retry-After"]["schema"]["type"] == "integer"
+    (wait,) = document["paths"]["/ready"]["get"]["parameters"]
+    assert (wait["name"], wait["required"]) == ("wait", False)
     schemas = document["components"]["schemas"]
-    for answer in responses.values():
+    for answer in (responses["200"], responses["503"]):
         ref = answer["content"]["application/json"]["schema"]["$ref"]
         assert set(schemas[ref.rsplit("/", 1)[1]]["properties"]) == set(ready)
     assert set(schemas["Status"]["properties"]) == set(status)

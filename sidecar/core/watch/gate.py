@@ -125,6 +125,8 @@ class Snapshot:
     totals: Totals = field(default_factory=Totals)
     is_active: bool = False
     """Waves are being sent now."""
+    cell: str | None = None
+    """Of the wave that is being sent, or of the last one in this warm-up."""
     warmup_s: float | None = None
     """How long the running warm-up has taken so far, or the last one took."""
     nonce: str | None = None
@@ -155,6 +157,7 @@ class Notes(TypedDict, total=False):
     waves_dropped: int
     totals: Totals
     is_active: bool
+    cell: str | None
     warmup_s: float | None
     nonce: str | None
     escapes: EscapeLog | None
@@ -207,6 +210,7 @@ class Gate:
                 reasons=reasons,
                 exit_code=exit_code,
                 is_active=False,
+                cell=None,
             )
         )
 

@@ -1,12 +1,11 @@
-"""The sidecar over HTTP: probes, status, metrics. Reads snapshots; no route changes anything."""
+"""What the routes answer: the bodies' forms, and how a snapshot becomes one of them."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import FastAPI, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from sidecar import __version__
@@ -16,9 +15,7 @@ from sidecar.core.logs.window import Completeness
 from sidecar.core.tally import Totals, WaveOutcome, WaveRow
 from sidecar.core.watch.escapes import EscapeLog
 from sidecar.core.watch.gate import Snapshot, State
-
-_FRESH = {"Cache-Control": "no-store"}
-"""A probe through a proxy must not meet yesterday's answer."""
+from sidecar.core.watch.reasons import reasons_of
 
 
 class _Body(BaseModel):
@@ -30,6 +27,12 @@ class Alive(_Body):
 
     status: str = "ok"
     version: str = __version__
+
+
+class Problem(_Body):
+    """Why a request got no answer of its own."""
+
+    detail: str
 
 
 class Progress(_Body):
@@ -64,7 +67,9 @@ class Ready(_Body):
     ready: bool
     proven: bool
     adopted: bool
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...] = Field(
+        description="Why it is shut and what to do, never empty then; or why it is unproven."
+    )
     warnings: tuple[str, ...]
     progress: Progress | None
     engine: Engine
@@ -169,70 +174,6 @@ class Status(Ready):
     active: bool
 
 
-def create_app(snapshot_of_now: Callable[[], Snapshot]) -> FastAPI:
-    """The app around whoever has the snapshot."""
-    app = FastAPI(
-        title="vLLM warm-up sidecar",
-        version=__version__,
-        summary="Opens its gate when the declared grid of a vLLM server is warm.",
-        docs_url=None,
-        redoc_url=None,
-    )
-
-    def get(path: str, **route: Any) -> Callable[[Callable[..., Any]], None]:
-        """GET and HEAD: load balancers probe with either."""
-
-        def add(handler: Callable[..., Any]) -> None:
-            app.get(path, **route)(handler)
-            app.head(path, include_in_schema=False, response_model=None)(handler)
-
-        return add
-
-    @get("/health", response_model=Alive)
-    async def health() -> Alive:
-        """200 while the process lives: for liveness probes."""
-        return Alive()
-
-    @get("/startup", response_model=Alive)
-    async def startup() -> Alive:
-        """200 once configuration and server are good; it never waits for the engine."""
-        return Alive()
-
-    shut = {503: {"model": Ready, "description": "The gate is shut, and why."}}
-
-    @get("/ready", response_model=Ready, responses=shut)
-    async def ready(response: Response) -> Ready:
-        """200 while the gate is open, else 503: for readiness probes."""
-        snapshot = snapshot_of_now()
-        response.status_code = 200 if snapshot.is_ready else 503
-        response.headers.update(_FRESH)
-        return Ready(**_gate(snapshot))
-
-    # Large grids take their time: these two are plain functions and run in a thread.
-    @get("/status", response_model=Status)
-    def status(response: Response) -> Status:
-        """The full snapshot: every cell with its waves."""
-        response.headers.update(_FRESH)
-        return status_of(snapshot_of_now())
-
-    @get("/metrics", response_class=Response, responses=_METRICS)
-    def metrics() -> Response:
-        """For Prometheus."""
-        from sidecar.exposition import CONTENT_TYPE, render
-
-        return Response(render(snapshot_of_now()), headers={"Content-Type": CONTENT_TYPE})
-
-    return app
-
-
-_METRICS: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "Prometheus text",
-        "content": {"text/plain": {"schema": {"type": "string"}}},
-    }
-}
-
-
 def _gate(snapshot: Snapshot) -> dict[str, Any]:
     facts, progress, boot = snapshot.engine, snapshot.progress, snapshot.boot
     started = None if boot is None else boot.process_start_s
@@ -241,7 +182,7 @@ def _gate(snapshot: Snapshot) -> dict[str, Any]:
         "ready": snapshot.is_ready,
         "proven": snapshot.proven,
         "adopted": snapshot.adopted,
-        "reasons": snapshot.reasons,
+        "reasons": reasons_of(snapshot),
         "warnings": snapshot.warnings,
         "progress": None
         if progress is None
@@ -265,6 +206,11 @@ def _gate(snapshot: Snapshot) -> dict[str, Any]:
         ),
         "since": _moment(snapshot.since),
     }
+
+
+def ready_of(snapshot: Snapshot) -> Ready:
+    """The body of /ready."""
+    return Ready(**_gate(snapshot))
 
 
 def status_of(snapshot: Snapshot) -> Status:

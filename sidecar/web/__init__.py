@@ -1,0 +1,1 @@
+"""The sidecar over HTTP: probes, status, metrics. Reads snapshots; no route changes anything."""
