@@ -2,7 +2,14 @@
 
 from sidecar.core.logs.events import Compile, Step
 from sidecar.core.logs.head import Origin
-from sidecar.core.watch.escapes import MAX_DETAIL, MAX_KEPT, MAX_LABELS, Escapes, told
+from sidecar.core.watch.escapes import (
+    MAX_DETAIL,
+    MAX_KEPT,
+    MAX_LABELS,
+    Batch,
+    Escapes,
+    told,
+)
 
 RANK = Origin("Worker_TP1", 7)
 
@@ -29,6 +36,7 @@ def test_an_escape_is_kept_with_all_that_is_known():
         "key=(1)",
     )
     assert one.step == "2 prefills of 700 tokens, 3 decodes of 3 tokens"
+    assert one.batch == Batch(2, 700, 3, 3)
     assert "hole in the declared grid" in told(escapes.log, since=4.0)[0]
     assert told(escapes.log, since=6.0) == ()
 
@@ -66,3 +74,11 @@ def test_labels_stay_what_they_were():
         escapes.add(line("frequent"), at=0.0, source="a")
     assert escapes.log.counts["other", "other"] == 500
     assert all(count == 1 for label, count in escapes.log.counts.items() if label[0] != "other")
+
+
+def test_the_shapes_of_tilelang_outlive_the_cut():
+    """A cache key of 400 characters stands before them."""
+    escapes = Escapes()
+    detail = f"cache_key={'k' * 600}; runtime_shapes={{x=(896, 4, 4096)}}"
+    escapes.add(line(detail=detail), at=1.0, source="a")
+    assert escapes.log.recent[0].shapes == "x=(896, 4, 4096)"

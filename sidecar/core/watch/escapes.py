@@ -14,6 +14,22 @@ _OTHER = ("other", "other")
 
 
 @dataclass(frozen=True, slots=True)
+class Batch:
+    """What one engine step was made of, by its iteration line."""
+
+    context_requests: int
+    context_tokens: int
+    generation_requests: int
+    generation_tokens: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.context_requests} prefills of {self.context_tokens} tokens, "
+            f"{self.generation_requests} decodes of {self.generation_tokens} tokens"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Escape:
     """One compile line that users paid for."""
 
@@ -28,6 +44,10 @@ class Escape:
     repeated: int = 1
     step: str | None = None
     """What the engine did then, from the iteration line that came next; None: no such lines."""
+    batch: Batch | None = None
+    """The same in figures."""
+    shapes: str = ""
+    """TileLang's `runtime_shapes`, which may stand behind what is cut off of `detail`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +83,7 @@ class Escapes:
             detail=line.detail[:MAX_DETAIL],
             process=line.origin.process,
             repeated=line.repeated,
+            shapes=(line.shapes or "")[:MAX_DETAIL],
         )
         self._recent.append(escape)
         self._total += line.repeated
@@ -72,16 +93,18 @@ class Escapes:
 
     def was_in(self, step: Step, source: str) -> None:
         """The step that compiled what came last from this source."""
-        told = (
-            f"{step.context_requests} prefills of {step.context_tokens} tokens, "
-            f"{step.generation_requests} decodes of {step.generation_tokens} tokens"
+        batch = Batch(
+            step.context_requests,
+            step.context_tokens,
+            step.generation_requests,
+            step.generation_tokens,
         )
         for i in range(len(self._recent) - 1, -1, -1):
             escape = self._recent[i]
             if escape.source == source:
                 if escape.step is not None:
                     return
-                self._recent[i] = replace(escape, step=told)
+                self._recent[i] = replace(escape, step=str(batch), batch=batch)
 
     def _label(self, backend: str, kernel: str) -> tuple[str, str]:
         """The names are out of a log, and could be anybody's."""
