@@ -2,6 +2,7 @@
 
 import asyncio
 import selectors
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -157,7 +158,12 @@ class Replaying:
         machine.sent.setdefault(self._process, set())
         self._virtual = VirtualReplay(case, engine, Pacer(plan))
 
-    async def run(self, look: Look) -> WaveResult:
+    async def run(self, looks: Sequence[Look]) -> tuple[WaveResult, ...]:
+        """The one wave: this machine has one rank."""
+        (look,) = looks
+        return (await self._wave(look),)
+
+    async def _wave(self, look: Look) -> WaveResult:
         machine, engine = self._machine, self._virtual.engine
         began_s = anyio.current_time()
         if machine.state(began_s) is not Health.UP or machine.process(began_s) != self._process:

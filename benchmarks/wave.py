@@ -39,7 +39,7 @@ from sidecar.core.grid.plan import Plan
 from sidecar.core.judge.pacing import Pace, Pacer
 from sidecar.core.results import WaveResult
 from sidecar.core.watch.gate import Snapshot, State
-from sidecar.web import create_app
+from sidecar.web.app import create_app
 
 FIRST_TOKEN_S = 0.05
 """The server's time from a body to its first token."""
@@ -215,7 +215,7 @@ async def waves(url: str, cell: Cell, repeat: int) -> list[WaveResult]:
     """`repeat` waves of a cell; a request that failed ends the benchmark."""
     engine = Engine(url)
     replay = Replay(engine, FACTS, Together(), "bench")
-    ran = [await replay.run(Look(cell, Gait.HELD)) for _ in range(repeat)]
+    ran = [(await replay.run([Look(cell, Gait.HELD)]))[0] for _ in range(repeat)]
     await engine.aclose()
     for wave in ran:
         for result in wave.results:

@@ -13,7 +13,7 @@ from sidecar.core.facts import EngineFacts
 from sidecar.core.grid.cells import Look
 from sidecar.core.grid.plan import Plan
 from sidecar.core.judge.passes import Passes, Rest
-from sidecar.core.judge.verdict import GridVerdict, Judge, Opening, Standing
+from sidecar.core.judge.verdict import GridVerdict, Judge, Judged, Opening, Standing
 from sidecar.core.results import Outcome, WaveResult
 from sidecar.core.tally import MAX_ROWS, Totals, WaveRow, near_the_limit, row_of
 from sidecar.core.watch.boot import BootMark
@@ -29,8 +29,9 @@ the eyes is told so seldom that it takes no more than one twentieth of the time.
 class Replay(Protocol):
     """Sends the waves of one plan to one boot."""
 
-    async def run(self, look: Look) -> WaveResult:
-        """One wave. A failed request is a Result; cancelled, it closes what it had opened."""
+    async def run(self, looks: Sequence[Look]) -> Sequence[WaveResult]:
+        """A wave of each look, all at the same time, in this order. A failed request is a Result;
+        cancelled, it closes what it had opened."""
         ...
 
 
@@ -126,42 +127,44 @@ class Attempt:
                     await anyio.sleep(step.wait_s)
                     self._gate.note(reasons=())
                 else:
-                    await self._wave(step)
+                    await self._waves(step)
         finally:
             self._tell(began_at)
             self._gate.note(is_active=False, eta_s=None)
 
-    async def _wave(self, look: Look) -> None:
+    async def _waves(self, look: Look) -> None:
         boot, gate = self._boot, self._gate
+        looks = (look, *self._passes.beside(look))
         boot.failure = ""
         await self._before_wave(look)
         released_at, began_at = self._utc(), anyio.current_time()
         boot.in_flight = look
-        gate.note(is_active=True)
+        gate.note(is_active=True, cell=look.cell.id)
         try:
-            wave = await self._replay.run(look)
+            waves = await self._replay.run(looks)
         except anyio.get_cancelled_exc_class():
             gate.note(totals=gate.snapshot.totals.with_cancelled())
             raise
-        judged = self._judge.feed(wave)
-        boot.failure = judged.failed or ""
-        boot.add(row_of(judged, at=released_at))
-        self._took_s[look] = anyio.current_time() - began_at
-        self.totals = self.totals.with_wave(judged)
-        gate.note(
-            is_active=False,
-            waves=tuple(boot.rows),
-            waves_dropped=boot.rows_dropped,
-            totals=gate.snapshot.totals.with_wave(judged),
-        )
-        if (warning := near_the_limit(wave)) is not None:
-            boot.warnings[look.cell.id] = warning
-            self._on_warning()
-        if any(r.outcome is not Outcome.OK for r in wave.results):
+        took_s = anyio.current_time() - began_at
+        for judged in self._judge.feed_together(waves):
+            self._note(judged, released_at, took_s / len(waves))
+        gate.note(is_active=False, waves=tuple(boot.rows), waves_dropped=boot.rows_dropped)
+        if any(r.outcome is not Outcome.OK for wave in waves for r in wave.results):
             # The next wave would only be blamed for an engine that this one may have killed.
             await self._watch.stop_if_lost(boot.mark)
         boot.in_flight = None
         await self._after_wave()
+
+    def _note(self, judged: Judged, released_at: float, took_s: float) -> None:
+        boot, gate, look = self._boot, self._gate, judged.wave.look
+        boot.failure = boot.failure or judged.failed or ""
+        boot.add(row_of(judged, at=released_at))
+        self._took_s[look] = took_s
+        self.totals = self.totals.with_wave(judged)
+        gate.note(totals=gate.snapshot.totals.with_wave(judged))
+        if (warning := near_the_limit(judged.wave)) is not None:
+            boot.warnings[look.cell.id] = warning
+            self._on_warning()
 
     def _tell(self, began_at: float) -> None:
         """How far it is, and the verdict as of now."""

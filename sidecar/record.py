@@ -183,7 +183,7 @@ class Record:
         if self._store is None or self._is_closed:
             return
         self._wave = InFlight(
-            cell=look.cell.id,
+            cell=replace(look.cell, rank=None).id,  # it goes to all of them
             gait=look.gait,
             at=self._utc(),
             boot=boot.mark,

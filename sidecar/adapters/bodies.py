@@ -57,18 +57,19 @@ class Bodies:
         for i, prompt in enumerate(prompts):
             fields = self._fields(cell.variant.endpoint, cell.variant.fields, cell, i)
             name = f"{number}-{i}"
+            tokens = cell.output_tokens_of(i)
             requests.append(
-                self._request(cell.variant.endpoint, fields, prompt, name, cell.output_tokens_of(i))
+                self._request(cell.variant.endpoint, fields, prompt, name, tokens, cell.rank)
             )
             await asyncio.sleep(0)
         return requests
 
-    async def plug(self, tokens: int, number: int) -> Request:
+    async def plug(self, tokens: int, number: int, rank: int | None = None) -> Request:
         """The prompt behind which a held wave waits: random ids, one token of output."""
         endpoint = Endpoint.COMPLETIONS
         prompt = await self._id_prompt(tokens, number, "plug", plain=True)
         fields = self._own_fields(endpoint, 1)
-        return self._request(endpoint, fields, prompt, f"{number}-plug", 1)
+        return self._request(endpoint, fields, prompt, f"{number}-plug", 1, rank)
 
     async def _id_prompt(
         self, tokens: int, number: int, name: str, *, plain: bool = False
@@ -106,7 +107,13 @@ class Bodies:
         return "max_completion_tokens" if modern else "max_tokens"
 
     def _request(
-        self, endpoint: Endpoint, fields: Mapping[str, Any], prompt: bytes, name: str, tokens: int
+        self,
+        endpoint: Endpoint,
+        fields: Mapping[str, Any],
+        prompt: bytes,
+        name: str,
+        tokens: int,
+        rank: int | None,
     ) -> Request:
         key = b"messages" if endpoint is Endpoint.CHAT else b"prompt"
         rest = json.dumps(fields).encode()
@@ -123,6 +130,8 @@ class Bodies:
             "User-Agent: vllm-warmup",
             f"X-Request-Id: warmup-{self._nonce}-{name}",
         ]
+        if rank is not None:  # vLLM 0.33 entrypoints/generate/base/serving.py
+            lines.append(f"X-data-parallel-rank: {rank}")
         if target.authorization is not None:
             lines.append(f"Authorization: {target.authorization}")
         choices = fields.get("n")

@@ -1,15 +1,17 @@
-"""One wave: everything ready, the gun, every answer to its end, what was counted meanwhile."""
+"""One wave, or one on each rank: all made ready, the gun, each answer to its end, the counters."""
 
 import asyncio
 import gc
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from sidecar.adapters.bodies import Bodies
 from sidecar.adapters.engine import Engine
 from sidecar.adapters.evidence import Evidence
+from sidecar.adapters.gun import Loaded, fire
 from sidecar.adapters.wire import Exchange, Request, open_exchange
 from sidecar.core.errors import WarmupError
 from sidecar.core.facts import EngineFacts
@@ -33,8 +35,23 @@ _PIECES_PER_TICK = 64
 """Pieces of a stream read in one go: about 1 ms."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What one wave is to be."""
+
+    look: Look
+    pace: Pace
+    requests: Sequence[Request]
+    plug: Request | None
+
+    @property
+    def all(self) -> tuple[Request, ...]:
+        """The plug first, if there is one."""
+        return (*(() if self.plug is None else (self.plug,)), *self.requests)
+
+
 class Replay:
-    """Runs looks against one boot of an engine, one at a time.
+    """Runs looks against one boot of an engine.
 
     `nonce` goes into every prompt and request id; it must differ from boot to boot, or an external
     KV store would know the prompts. The pacer is fed here, with every wave.
@@ -61,64 +78,84 @@ class Replay:
         gc.collect()
         gc.freeze()
 
-    async def run(self, look: Look) -> WaveResult:
-        """One wave of a look. A request that fails is a Result; nothing is sent twice.
+    async def run(self, looks: Sequence[Look]) -> tuple[WaveResult, ...]:
+        """One wave of each look, all at the same time: they ask different ranks.
 
-        Cancelling it closes every connection, which makes vLLM drop the requests.
+        A request that fails is a Result; nothing is sent twice. Cancelling it closes every
+        connection, which makes vLLM drop the requests.
         """
+        orders = []
+        try:
+            for look in looks:
+                orders.append(await self._order(look))
+        except WarmupError as problem:
+            return _unsent(looks, str(problem))
+        waves = await self._send(orders)
+        for wave in waves:
+            self._pacer.feed(wave)
+        return waves
+
+    async def _order(self, look: Look) -> _Order:
         self._number += 1
         pace = self._pacer.pace(look)
-        try:
-            requests = await self._bodies.wave(look.cell, self._number)
-            plug = pace.plug_tokens and await self._bodies.plug(pace.plug_tokens, self._number)
-        except WarmupError as problem:
-            return self._unsent(look, str(problem))
-        wave = await self._send(look, pace, requests, plug or None)
-        self._pacer.feed(wave)
-        return wave
+        requests = await self._bodies.wave(look.cell, self._number)
+        plug = None
+        if pace.plug_tokens:
+            plug = await self._bodies.plug(pace.plug_tokens, self._number, look.cell.rank)
+        return _Order(look, pace, requests, plug)
 
-    async def _send(
-        self, look: Look, pace: Pace, requests: Sequence[Request], plug: Request | None
-    ) -> WaveResult:
+    async def _send(self, orders: Sequence[_Order]) -> tuple[WaveResult, ...]:
+        looks = [order.look for order in orders]
         exchanges: list[Exchange] = []
         try:
             try:
-                await self._open([plug, *requests] if plug else requests, exchanges)
+                await self._open([r for order in orders for r in order.all], exchanges)
             except TimeoutError:
-                return self._unsent(look, "the engine took no connection or no body in time")
+                return _unsent(looks, "the engine took no connection or no body in time")
             except OSError as problem:
-                return self._unsent(look, f"no connection: {problem.strerror or problem}")
+                return _unsent(looks, f"no connection: {problem.strerror or problem}")
             before = await self._engine.scrape()
-            ours = exchanges[1:] if plug else exchanges
-            async with self._listening(look, plug) as heard:
-                release_s = await self._fire(look, pace, exchanges, ours)
+            loaded = _loaded(orders, exchanges)
+            async with self._listening(orders) as heard:
+                async with asyncio.TaskGroup() as group:
+                    guns = [
+                        group.create_task(fire(wave, self._request_timeout_s)) for wave in loaded
+                    ]
                 await asyncio.wait([exchange.ended for exchange in exchanges])
         finally:
             for exchange in exchanges:
                 exchange.abort()
-        results = [await self._read(exchange, release_s) for exchange in exchanges]
-        together = ours[1:] if look.gait is Gait.LED else ours
-        return WaveResult(
-            look=look,
-            results=tuple(results[-len(ours) :]),
-            spread_s=_spread_s(together),
-            took_s=max(exchange.ended_s or release_s for exchange in ours) - release_s,
-            at_s=release_s,
-            plug=results[0] if plug else None,
-            counters=await self._count(before, results),
-            log=heard[0] if heard else None,
+        releases = [gun.result() for gun in guns]
+        results = [
+            [await self._read(exchange, release_s) for exchange in wave.exchanges]
+            for wave, release_s in zip(loaded, releases, strict=True)
+        ]
+        counted = await self._count(before, looks, results)
+        log = heard[0] if heard else None
+        return tuple(
+            WaveResult(
+                look=wave.look,
+                results=tuple(answers[-len(wave.ours) :]),
+                spread_s=_spread_s(wave.ours[1:] if wave.look.gait is Gait.LED else wave.ours),
+                took_s=max(e.ended_s or release_s for e in wave.ours) - release_s,
+                at_s=release_s,
+                plug=None if wave.plug is None else answers[0],
+                counters=counters,
+                log=None if log is None else log.of_engine(_label(before, wave.look)),
+            )
+            for wave, release_s, answers, counters in zip(
+                loaded, releases, results, counted, strict=True
+            )
         )
 
     @asynccontextmanager
-    async def _listening(
-        self, look: Look, plug: Request | None
-    ) -> AsyncIterator[list[LogEvidence]]:
+    async def _listening(self, orders: Sequence[_Order]) -> AsyncIterator[list[LogEvidence]]:
         """Fences around what runs inside; the list has what stood between them once it is over."""
         heard: list[LogEvidence] = []
         if self._evidence is None:
             yield heard
             return
-        window = await self._evidence.begin(self._engine.touch, _expected(look, plug))
+        window = await self._evidence.begin(self._engine.touch, _expected(orders))
         try:
             yield heard
             heard.append(await window.end())
@@ -142,36 +179,27 @@ class Replay:
                 await exchange.prepare()
                 await asyncio.sleep(0)
 
-    async def _fire(
-        self, look: Look, pace: Pace, everyone: Sequence[Exchange], ours: Sequence[Exchange]
-    ) -> float:
-        """Let the requests go at their gait; the release, on the monotonic clock."""
-        timeout_s = self._request_timeout_s
-        if len(everyone) > len(ours):
-            plug = everyone[0]
-            plug.release(timeout_s)
-            await _until(plug.sent_s + pace.wave_after_s)
-        release_s = time.monotonic()
-        if look.gait is Gait.LED and len(ours) > 1:
-            ours[0].release(timeout_s)
-            await _until(ours[0].sent_s + pace.rest_after_s)
-            rest = ours[1:]
-        else:
-            rest = ours
-        for exchange in rest:
-            exchange.release(timeout_s)
-        return release_s
-
-    async def _count(self, before: Scrape | None, results: Sequence[Result]) -> CounterDelta | None:
-        """Scrape until the engine has counted what we did, at most a second."""
+    async def _count(
+        self,
+        before: Scrape | None,
+        looks: Sequence[Look],
+        results: Sequence[Sequence[Result]],
+    ) -> list[CounterDelta | None]:
+        """For each wave what its rank counted: scrape until that is what we did, at most 1 s."""
+        counted: list[CounterDelta | None] = [None] * len(looks)
         if before is None:
-            return None
-        counted: CounterDelta | None = None
+            return counted
         deadline_s = time.monotonic() + _COUNTERS_AGREE_S
         for wait_s in _COUNTERS_WAITS_S:
             await asyncio.sleep(wait_s)
-            counted = delta(before, await self._engine.scrape()) or counted
-            if counted is None or _agrees(counted, results) or time.monotonic() > deadline_s:
+            after = await self._engine.scrape()
+            if after is None:
+                break
+            counted = [delta(before, after, engine=_label(before, look)) for look in looks]
+            agree = all(
+                one is None or _agrees(one, own) for one, own in zip(counted, results, strict=True)
+            )
+            if agree or time.monotonic() > deadline_s:
                 break
         return counted
 
@@ -187,23 +215,43 @@ class Replay:
         message = self._engine.target.without_key(result.message.encode("utf-8", "replace"))
         return replace(result, message=message.decode())
 
-    @staticmethod
-    def _unsent(look: Look, message: str) -> WaveResult:
-        failed = Result(Outcome.BROKEN, sent_s=0.0, message=message)
-        results = (failed,) * look.cell.concurrency
-        return WaveResult(look, results, spread_s=0.0, took_s=0.0, at_s=time.monotonic())
+
+def _loaded(orders: Sequence[_Order], exchanges: Sequence[Exchange]) -> list[Loaded]:
+    """Exchanges were opened in the orders' order."""
+    waves, left = [], list(exchanges)
+    for order in orders:
+        own, left = left[: len(order.all)], left[len(order.all) :]
+        plug = own[0] if order.plug is not None else None
+        waves.append(Loaded(order.look, order.pace, plug, own[-len(order.requests) :]))
+    return waves
 
 
-def _expected(look: Look, plug: Request | None) -> tuple[Expected, ...]:
-    """The access lines that a wave leaves."""
-    counts = {look.cell.variant.endpoint: look.cell.concurrency}
-    if plug is not None:
-        counts[Endpoint.COMPLETIONS] = counts.get(Endpoint.COMPLETIONS, 0) + 1
-    return tuple(Expected(endpoint.path, count) for endpoint, count in counts.items())
+def _unsent(looks: Sequence[Look], message: str) -> tuple[WaveResult, ...]:
+    failed = Result(Outcome.BROKEN, sent_s=0.0, message=message)
+    now_s = time.monotonic()
+    return tuple(
+        WaveResult(look, (failed,) * look.cell.concurrency, spread_s=0.0, took_s=0.0, at_s=now_s)
+        for look in looks
+    )
 
 
-async def _until(moment_s: float) -> None:
-    await asyncio.sleep(max(0.0, moment_s - time.monotonic()))
+def _label(scrape: Scrape | None, look: Look) -> str | None:
+    """The `engine` label of the look's rank; None where none is asked for, or it isn't known.
+
+    A server that owns some of a deployment's ranks counts them from 0 in the header, and labels
+    them as the deployment does (vLLM 0.33 v1/engine/input_processor.py, v1/metrics/loggers.py).
+    """
+    rank, labels = look.cell.rank, () if scrape is None else scrape.engines
+    return labels[rank] if rank is not None and rank < len(labels) else None
+
+
+def _expected(orders: Sequence[_Order]) -> tuple[Expected, ...]:
+    """The access lines that the waves leave."""
+    counts: Counter[Endpoint] = Counter()
+    for order in orders:
+        counts[order.look.cell.variant.endpoint] += len(order.requests)
+        counts[Endpoint.COMPLETIONS] += order.plug is not None
+    return tuple(Expected(endpoint.path, count) for endpoint, count in counts.items() if count)
 
 
 def _spread_s(exchanges: Sequence[Exchange]) -> float:

@@ -77,7 +77,7 @@ async def run(
     replay = Replay(engine, facts, FixedPacer(pace or Pace()), "n0nce", request_timeout_s=timeout_s)
     try:
         for _ in range(waves):
-            wave = await replay.run(Look(cell, gait))
+            (wave,) = await replay.run([Look(cell, gait)])
     finally:
         await engine.aclose()
     return wave
@@ -434,7 +434,7 @@ async def test_cancelling_a_wave_closes_its_connections() -> None:
     async with running({"/v1/completions": fourth}) as stub:
         engine = Engine(stub.url)
         replay = Replay(engine, FACTS, FixedPacer(Pace()), "n")
-        task = asyncio.create_task(replay.run(Look(Cell(4, 10, 1), Gait.HELD)))
+        task = asyncio.create_task(replay.run([Look(Cell(4, 10, 1), Gait.HELD)]))
         async with asyncio.timeout(5):
             await all_asked.wait()
         task.cancel()
@@ -510,6 +510,6 @@ async def test_the_pacer_learns_from_every_wave() -> None:
     async with running() as stub:
         engine = Engine(stub.url)
         pacer = FixedPacer(Pace())
-        wave = await Replay(engine, FACTS, pacer, "n").run(Look(Cell(1, 10, 1), Gait.LED))
+        (wave,) = await Replay(engine, FACTS, pacer, "n").run([Look(Cell(1, 10, 1), Gait.LED)])
         await engine.aclose()
     assert pacer.fed == [wave]

@@ -47,7 +47,7 @@ class Bench:
 
     async def run(self, cell: Cell, gait: Gait = Gait.LED, pace: Pace | None = None) -> WaveResult:
         pacer = FixedPacer(pace or Pace())
-        return await Replay(self.engine, self.facts, pacer, "n").run(Look(cell, gait))
+        return (await Replay(self.engine, self.facts, pacer, "n").run([Look(cell, gait)]))[0]
 
 
 @asynccontextmanager
@@ -124,7 +124,7 @@ async def test_a_wave_and_its_plug_are_found_in_the_log(tmp_path: Path) -> None:
             pacer = FixedPacer(Pace(plug_tokens=2048, wave_after_s=0.01))
             replay = Replay(engine, facts, pacer, "n", evidence=evidence)
             for variant in (Variant("c"), Variant("chat", Endpoint.CHAT, THINKING)):
-                wave = await replay.run(Look(Cell(4, 350, 4, variant), Gait.HELD))
+                (wave,) = await replay.run([Look(Cell(4, 350, 4, variant), Gait.HELD)])
                 assert wave.log is not None
                 assert (wave.log.words, wave.log.foreign) == ("complete", 0)
                 assert wave.log.steps is not None

@@ -87,7 +87,12 @@ class FakeReplay:
         self.fails = None
         self.on_wave = None
 
-    async def run(self, look: Look) -> WaveResult:
+    async def run(self, looks):
+        """This engine has one rank."""
+        (look,) = looks
+        return [await self._wave(look)]
+
+    async def _wave(self, look: Look) -> WaveResult:
         self.looks.append(look)
         if self.on_wave is not None:
             await self.on_wave(look)

@@ -31,6 +31,7 @@ def misfit(cell: Cell, limits: Limits, declared: Cell) -> Unfit | None:
     """Why `cell`, raised from `declared`, can't run; None: it can, as far as is known."""
     return (
         _unknown_field(cell, limits)
+        or _no_drafts(cell, limits)
         or _too_long(cell, limits, declared)
         or _too_many(cell, limits)
         or _too_large(cell, limits)
@@ -55,6 +56,17 @@ def _unknown_field(cell: Cell, limits: Limits) -> Unfit | None:
     return None
 
 
+def _no_drafts(cell: Cell, limits: Limits) -> Unfit | None:
+    if cell.drafts is None or limits.facts.speculation is not False:
+        return None
+    return Unfit(
+        cell,
+        f"it declares {cell.drafts} drafts, and the engine makes none: it was started without "
+        f"speculation{where(limits.facts, 'speculation')}",
+        "start vLLM with --speculative-config, or remove drafts from the shapes file",
+    )
+
+
 def _longest_output(cell: Cell) -> int:
     return cell.output_tokens_of(cell.concurrency - 1)
 
@@ -76,7 +88,7 @@ def _too_long(cell: Cell, limits: Limits, declared: Cell) -> Unfit | None:
     return Unfit(
         cell,
         f"{cell.prompt_tokens} prompt + {output_tokens} output tokens{raised} are above "
-        f"max_model_len {limit}{_where(limits, 'max_model_len')}",
+        f"max_model_len {limit}{where(limits.facts, 'max_model_len')}",
         remedy,
     )
 
@@ -88,7 +100,7 @@ def _too_many(cell: Cell, limits: Limits) -> Unfit | None:
     return Unfit(
         cell,
         f"concurrency {cell.concurrency} is above max_num_seqs {limit}"
-        f"{_where(limits, 'max_num_seqs')}, so the rest would only queue",
+        f"{where(limits.facts, 'max_num_seqs')}, so the rest would only queue",
         f"start vLLM with --max-num-seqs {cell.concurrency}, or set concurrency to at most {limit}",
     )
 
@@ -105,12 +117,13 @@ def _too_large(cell: Cell, limits: Limits) -> Unfit | None:
     return Unfit(
         cell,
         f"{cell.wave_prompt_tokens} prompt + {cell.wave_output_tokens} output tokens{plug} are "
-        f"above the KV cache of {limit} tokens{_where(limits, 'kv_cache_tokens')}",
+        f"above the KV cache of {limit} tokens{where(limits.facts, 'kv_cache_tokens')}",
         "give vLLM more KV cache (--gpu-memory-utilization, --kv-cache-memory-bytes), or lower "
         "concurrency or prompt_tokens",
     )
 
 
-def _where(limits: Limits, name: str) -> str:
-    source = limits.facts.sources.get(name)
+def where(facts: EngineFacts, name: str) -> str:
+    """From where it is known, in parentheses behind the figure."""
+    source = facts.sources.get(name)
     return f" (from {source})" if source else ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from sidecar.core.facts import EngineFacts
 from sidecar.core.grid.cells import Cell, Gait, Role
-from sidecar.core.grid.fit import Limits, Unfit, misfit
+from sidecar.core.grid.fit import Limits, Unfit, misfit, where
 from sidecar.core.grid.known import known_facts
 from sidecar.core.grid.shapes import OnUnfit, Shapes
 
@@ -46,6 +46,13 @@ class Plan:
     warnings: tuple[str, ...] = ()
     refusal: str | None = None
     facts: EngineFacts = field(default_factory=EngineFacts)
+    ranks: tuple[int | None, ...] = (None,)
+    """Data-parallel ranks to which each cell goes, all at the same time; None: it can't choose, or
+    has no choice."""
+
+    def on_each_rank(self, cell: Cell) -> tuple[Cell, ...]:
+        """The cell as it is sent: one for each rank."""
+        return tuple(cell if rank == cell.rank else replace(cell, rank=rank) for rank in self.ranks)
 
 
 def expand(shapes: Shapes, facts: EngineFacts) -> Plan:
@@ -90,9 +97,35 @@ def expand(shapes: Shapes, facts: EngineFacts) -> Plan:
         plug_tokens=plug_tokens,
         batched_tokens=batched_tokens,
         batched_tokens_known=facts.max_num_batched_tokens is not None,
+        ranks=_ranks(shapes, facts, warnings),
         warnings=tuple(warnings),
-        refusal=_refusal(shapes, cells, unfit),
+        refusal=_rank_refusal(shapes, facts) or _refusal(shapes, cells, unfit),
         facts=facts,
+    )
+
+
+def _ranks(shapes: Shapes, facts: EngineFacts, warnings: list[str]) -> tuple[int | None, ...]:
+    """Where several ranks are known, or some are named; else a wave has no choice."""
+    if shapes.ranks is None:
+        several = facts.ranks is not None and facts.ranks > 1
+        return tuple(range(facts.ranks or 0)) if several else (None,)
+    missing = (facts.ranks or 0) - len(shapes.ranks)
+    if missing > 0:
+        warnings.append(
+            f"{missing} of {facts.ranks} data-parallel ranks stay cold, because the shapes file "
+            f"names {', '.join(map(str, shapes.ranks))} alone: say ranks: all"
+        )
+    return shapes.ranks
+
+
+def _rank_refusal(shapes: Shapes, facts: EngineFacts) -> str | None:
+    """vLLM refuses a rank that it doesn't have (0.33 v1/engine/input_processor.py)."""
+    highest = max(shapes.ranks or (0,))
+    if facts.ranks is None or highest < facts.ranks:
+        return None
+    return (
+        f"{shapes.name}: ranks names {highest}, and the engine has {facts.ranks}, from 0 on"
+        f"{where(facts, 'ranks')}; correct it, or say ranks: all"
     )
 
 

@@ -2,15 +2,16 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from itertools import product
 
 from pydantic import ValidationError
 
 from sidecar.core import yamltext
 from sidecar.core.errors import ConfigError
-from sidecar.core.grid.cells import Cell, Converge, Endpoint, Role, Variant
+from sidecar.core.grid.cells import Cell, Converge, Drafts, Endpoint, Role, Variant
 from sidecar.core.grid.complaints import complaint
 from sidecar.core.grid.shapesfile import MAX_CELLS, CellForm, EngineForm, Heaviest, ShapesForm
 from sidecar.core.grid.variants import fields_of
@@ -76,6 +77,8 @@ class Shapes:
 
     cells: tuple[Cell, ...]
     heaviest: Cell | None = None
+    ranks: tuple[int, ...] | None = None
+    """Data-parallel ranks that are warmed; None: all there are."""
     engine: EngineHints = field(default_factory=EngineHints)
     budget: Budget = field(default_factory=Budget)
     converge: Converge = field(default_factory=Converge)
@@ -120,6 +123,7 @@ class _Reader:
         shapes = Shapes(
             cells=cells,
             heaviest=self._heaviest(heaviest, variants) if heaviest else None,
+            ranks=self._ranks(),
             engine=_hints(self.form.engine),
             budget=Budget(budget.total_s, budget.passes, budget.request_timeout_s),
             converge=Converge(self.form.converge.floor_s, self.form.converge.factor),
@@ -148,22 +152,24 @@ class _Reader:
             yield cell
         for i, form in enumerate(self.form.cells):
             path = ("cells", i)
-            cell = self._cell(form, variants, path)
-            if cell in seen:
-                raise self._error(
-                    path, f"the cell {cell.id} is there already, in {seen[cell]}; remove one"
-                )
-            if len(seen) >= MAX_CELLS:
-                raise self._error(
-                    path, f"more than {MAX_CELLS} cells together with the grid; remove some"
-                )
-            seen[cell] = f"line {self.document.line_of(path)}"
-            yield cell
+            for drafts in self._drafts(form.drafts, form.output_tokens, path):
+                cell = replace(self._cell(form, variants, path), drafts=drafts)
+                if cell in seen:
+                    raise self._error(
+                        path, f"the cell {cell.id} is there already, in {seen[cell]}; remove one"
+                    )
+                if len(seen) >= MAX_CELLS:
+                    raise self._error(
+                        path, f"more than {MAX_CELLS} cells together with the grid; remove some"
+                    )
+                seen[cell] = f"line {self.document.line_of(path)}"
+                yield cell
 
     def _grid_cells(self, variants: Mapping[str, Variant]) -> Iterator[Cell]:
         grid = self.form.grid
         if grid is None:
             return
+        drafts = self._drafts(grid.drafts, min(grid.output_tokens), ("grid",))
         for axis in ("concurrency", "prompt_tokens", "output_tokens", "variants"):
             values = getattr(grid, axis)
             for i, value in enumerate(values):
@@ -176,6 +182,7 @@ class _Reader:
             * len(grid.prompt_tokens)
             * len(grid.output_tokens)
             * len(grid.variants)
+            * len(drafts)
         )
         if count > MAX_CELLS:
             raise self._error(
@@ -187,8 +194,21 @@ class _Reader:
             variant = self._variant(name, variants, ("grid", "variants", i))
             for prompt_tokens in grid.prompt_tokens:
                 for concurrency in grid.concurrency:
-                    for output_tokens in grid.output_tokens:
-                        yield Cell(concurrency, prompt_tokens, output_tokens, variant)
+                    for output_tokens, text in product(grid.output_tokens, drafts):
+                        yield Cell(concurrency, prompt_tokens, output_tokens, variant, drafts=text)
+
+    def _drafts(
+        self, names: Sequence[str], output_tokens: int, path: yamltext.Path
+    ) -> list[Drafts | None]:
+        """The texts that a grid or a cell asks for; [None]: it leaves them to the engine."""
+        if len(set(names)) < len(names):
+            raise self._error((*path, "drafts"), f'drafts has "{names[0]}" twice; remove one')
+        if names and output_tokens < 2:
+            raise self._error(
+                (*path, "drafts"),
+                "drafts are made for the second token and later; set output_tokens to 2 or more",
+            )
+        return [Drafts(name) for name in names] or [None]
 
     def _cell(self, form: CellForm, variants: Mapping[str, Variant], path: yamltext.Path) -> Cell:
         if form.ramp and form.concurrency < 2:
@@ -212,6 +232,15 @@ class _Reader:
             self._variant(form.variant, variants, ("heaviest", "variant")),
             role=Role.HEAVIEST,
         )
+
+    def _ranks(self) -> tuple[int, ...] | None:
+        ranks = self.form.ranks
+        if ranks == "all":
+            return None
+        for i, rank in enumerate(ranks):
+            if rank in ranks[:i]:
+                raise self._error(("ranks", i), f"ranks has {rank} twice; remove one")
+        return tuple(ranks)
 
     def _variant(self, name: str, variants: Mapping[str, Variant], path: yamltext.Path) -> Variant:
         if name not in variants:

@@ -12,7 +12,17 @@ MAX_CELLS = 1_000
 Concurrency = Annotated[int, Field(ge=1, le=4096)]
 PromptTokens = Annotated[int, Field(ge=1, le=16_000_000)]
 OutputTokens = Annotated[int, Field(ge=1, le=1_000_000)]
+Rank = Annotated[int, Field(ge=0, le=65_535)]
 VariantName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=40)]
+Drafts = Annotated[
+    list[Literal["accepted", "rejected"]],
+    Field(
+        max_length=2,
+        description="For an engine that speculates: the cell once for each of these, with a text "
+        "whose drafts are accepted, or one whose drafts are not; the engine's own counters must "
+        "agree. Left out: one cell, with a text whose drafts are accepted.",
+    ),
+]
 
 
 class _Form(BaseModel):
@@ -26,6 +36,7 @@ class Grid(_Form):
     prompt_tokens: list[PromptTokens] = Field(min_length=1, max_length=200)
     output_tokens: list[OutputTokens] = Field(default=[16], min_length=1, max_length=200)
     variants: list[VariantName] = Field(default=["completions"], min_length=1, max_length=50)
+    drafts: Drafts = []
 
 
 class CellForm(_Form):
@@ -40,6 +51,7 @@ class CellForm(_Form):
         description="One wave whose requests stop one after another, so that it decodes at "
         "every batch size from concurrency down to 1.",
     )
+    drafts: Drafts = []
 
 
 class Heaviest(_Form):
@@ -108,6 +120,10 @@ class ShapesForm(_Form):
         description="Ways to make a request, beside completions and chat, which need no entry.",
     )
     heaviest: Heaviest | None = None
+    ranks: Literal["all"] | Annotated[list[Rank], Field(min_length=1, max_length=1024)] = Field(
+        default="all",
+        description="Data-parallel ranks: each cell goes to each of them at the same time.",
+    )
     engine: EngineForm = EngineForm()
     budget: BudgetForm = BudgetForm()
     converge: ConvergeForm = ConvergeForm()

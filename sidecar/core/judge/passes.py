@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sidecar.core.grid.cells import Look
 from sidecar.core.grid.plan import Plan
@@ -76,6 +76,17 @@ class Passes:
                 return None
             self._begin_pass(lacking)
 
+    def beside(self, look: Look) -> tuple[Look, ...]:
+        """The same wave on the other ranks: it goes at the same time, also to those that do not
+        lack it, so that every wave of a look meets the machine alike. It counts for this pass."""
+        if look.cell.rank is None:
+            return ()
+        others = tuple(
+            other for other in self._judge.looks if other != look and _asked_of_any(other, look)
+        )
+        self._left = deque(one for one in self._left if one not in others)
+        return others
+
     def _begin_pass(self, lacking: tuple[Look, ...]) -> None:
         looks = list(lacking)
         if self._passes:
@@ -108,3 +119,8 @@ class Passes:
             cells_total=len(cells),
             waves_left=max(len(lacking), sum(look in still for look in self._left)),
         )
+
+
+def _asked_of_any(one: Look, other: Look) -> bool:
+    """Whether they differ by the rank alone."""
+    return one.gait is other.gait and replace(one.cell, rank=other.cell.rank) == other.cell

@@ -12,7 +12,7 @@ Four things are stricter than the rules say, because the truth harness showed th
   wave, and however many were quiet, the next may meet a batch that none has met.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sidecar.core.facts import EngineFacts
@@ -81,7 +81,8 @@ class Judge:
         once = (c for c in (plan.first, plan.heaviest) if c is not None)
         self._cases = tuple(
             _Case(cell, tuple(Track(look, plan, converge, self._plugs) for look in looks_of(cell)))
-            for cell in (*once, *plan.cells)
+            for declared in (*once, *plan.cells)
+            for cell in plan.on_each_rank(declared)
         )
         self._places = {
             track.look: _Place(case, track) for case in self._cases for track in case.tracks
@@ -97,8 +98,13 @@ class Judge:
         """The wave before which something was compiled that stands in no wave's window."""
 
     @property
+    def looks(self) -> tuple[Look, ...]:
+        """Every look of the plan, on each rank."""
+        return tuple(self._places)
+
+    @property
     def waves(self) -> int:
-        """Waves fed on this boot."""
+        """Waves fed on this boot; those of several ranks at the same time are one."""
         return self._waves
 
     @property
@@ -121,6 +127,18 @@ class Judge:
 
         Raises KeyError for a look that the plan doesn't have.
         """
+        return self.feed_together((wave,))[0]
+
+    def feed_together(self, waves: Sequence[WaveResult]) -> tuple[Judged, ...]:
+        """The same for waves that ran at the same time, each on its rank: none is the later."""
+        judged = tuple(self._feed(wave) for wave in waves)
+        foreign, refused = any(j.foreign for j in judged), any(j.refused for j in judged)
+        self._foreign_streak = self._foreign_streak + 1 if foreign else 0
+        self._refused_streak = self._refused_streak + 1 if refused else 0
+        self._waves += 1
+        return judged
+
+    def _feed(self, wave: WaveResult) -> Judged:
         place = self._places[wave.look]
         failed = failure(wave)
         checked = examine(wave)
@@ -144,7 +162,6 @@ class Judge:
             else delta.accepted_tokens > 0,
             missed=missed,
         )
-        self._waves += 1
         place.track.add(entry)
         self._rejudge_shown(wave.look.cell)
         self._note(entry, place.case)
@@ -161,9 +178,7 @@ class Judge:
         )
 
     def _note(self, entry: Entry, case: _Case) -> None:
-        self._foreign_streak = self._foreign_streak + 1 if entry.foreign else 0
         self._foreign_at = entry.at if entry.foreign else self._foreign_at
-        self._refused_streak = self._refused_streak + 1 if entry.refused else 0
         self._counters_seen = self._counters_seen or (entry.valid and entry.known)
         wave = entry.wave
         if wave.log is not None and wave.log.earlier:

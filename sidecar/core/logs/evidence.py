@@ -1,8 +1,8 @@
 """What all sources together showed of one wave, and how much their silence proves."""
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from sidecar.core.logs.events import Compile, Finished, Step, Trouble
@@ -71,6 +71,8 @@ class LogEvidence:
     """With the duration of the line that told their end; the first MAX_COMPILES."""
     steps: Steps | None = None
     """None: no line told any. Only those of a complete window show a batch."""
+    steps_of: Mapping[str, Steps] = field(default_factory=dict)
+    """The same by data-parallel engine, where several wrote."""
     troubles: tuple[Trouble, ...] = ()
     earlier: tuple[Compile, ...] = ()
     """Between the wave before and this one: of no cell, but something was compiled."""
@@ -122,6 +124,17 @@ class LogEvidence:
             "the sidecar must see the log from there)"
         )
 
+    def of_engine(self, label: str | None) -> "LogEvidence":
+        """What of it concerns one data-parallel engine; a line that names none concerns each.
+
+        None: there is but one, or the wave could not choose.
+        """
+        if label is None:
+            return self
+        compiles = tuple(c for c in self.compiles if _concerns(c.origin, label))
+        steps = self.steps_of.get(label, self.steps)
+        return replace(self, compiles=compiles, steps=steps, steps_of={})
+
     @property
     def shows_steps(self) -> bool:
         """Whether its steps are all that the engine made for the wave."""
@@ -160,6 +173,7 @@ def combined(
         reason=reason,
         compiles=compiles[:MAX_COMPILES],
         steps=summed(best.report.steps),
+        steps_of=_by_engine(best.report.steps),
         troubles=best.report.troubles[:MAX_TROUBLES],
         earlier=tuple(map(_shortened, earlier[:MAX_COMPILES])),
         foreign=best.report.foreign,
@@ -184,6 +198,22 @@ def summed(steps: Sequence[Step]) -> Steps | None:
         max(step.generation_requests for step in steps),
         running and len(prefills) <= MAX_PREFILLS,
     )
+
+
+def _by_engine(steps: Sequence[Step]) -> dict[str, Steps]:
+    own: defaultdict[str, list[Step]] = defaultdict(list)
+    for step in steps:
+        own[str(step.engine)].append(step)
+    if len(own) < 2:
+        return {}
+    return {name: told for name, each in own.items() if (told := summed(each)) is not None}
+
+
+def _concerns(origin: Origin, label: str) -> bool:
+    """Whether a line may be that engine's: `EngineCore_DP1`, `Worker_DP1_TP0` (vLLM 0.33
+    v1/executor/multiproc_executor.py); of a process without such a part it can't be told."""
+    part = (origin.rank or "").partition("_")[0]
+    return not part.startswith("DP") or part == f"DP{label}"
 
 
 _RANK = {one: n for n, one in enumerate(Completeness)}

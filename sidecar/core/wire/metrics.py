@@ -70,6 +70,11 @@ class Scrape:
     def ranks(self) -> int | None:
         return len(self.by_engine) or None
 
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The `engine` labels by number: what `X-data-parallel-rank` counts from 0."""
+        return tuple(sorted(self.by_engine, key=lambda name: (len(name), name)))
+
 
 _COUNTERS = {
     "request_success_total": "requests",
@@ -165,16 +170,25 @@ def parse(text: str) -> Scrape:
     )
 
 
-def delta(before: Scrape | None, after: Scrape | None) -> CounterDelta | None:
+def delta(
+    before: Scrape | None, after: Scrape | None, *, engine: str | None = None
+) -> CounterDelta | None:
     """What was counted between two scrapes; None if one of them is missing.
+
+    By the engine with this label alone, where one is named; None if it is not there.
 
     A negative figure means that the engine began anew in between.
     """
     if before is None or after is None:
         return None
+    was, now = before.total, after.total
+    if engine is not None:
+        if engine not in before.by_engine or engine not in after.by_engine:
+            return None
+        was, now = before.by_engine[engine], after.by_engine[engine]
     figures = {}
     for one in fields(CounterDelta):
-        earlier, later = getattr(before.total, one.name), getattr(after.total, one.name)
+        earlier, later = getattr(was, one.name), getattr(now, one.name)
         figures[one.name] = None if earlier is None or later is None else later - earlier
     return CounterDelta(**figures)
 

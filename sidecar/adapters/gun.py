@@ -1,0 +1,45 @@
+"""How a wave is let go, by its gait (R3)."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sidecar.adapters.wire import Exchange
+from sidecar.core.grid.cells import Gait, Look
+from sidecar.core.judge.pacing import Pace
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """One wave, all of it written but its last byte."""
+
+    look: Look
+    pace: Pace
+    plug: Exchange | None
+    ours: Sequence[Exchange]
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """The plug first, if there is one."""
+        return (*(() if self.plug is None else (self.plug,)), *self.ours)
+
+
+async def fire(wave: Loaded, timeout_s: float) -> float:
+    """Let the requests go; the release, on the monotonic clock. `timeout_s` is of one request."""
+    if wave.plug is not None:
+        wave.plug.release(timeout_s)
+        await _until(wave.plug.sent_s + wave.pace.wave_after_s)
+    release_s = time.monotonic()
+    rest = wave.ours
+    if wave.look.gait is Gait.LED and len(wave.ours) > 1:
+        wave.ours[0].release(timeout_s)
+        await _until(wave.ours[0].sent_s + wave.pace.rest_after_s)
+        rest = wave.ours[1:]
+    for exchange in rest:
+        exchange.release(timeout_s)
+    return release_s
+
+
+async def _until(moment_s: float) -> None:
+    await asyncio.sleep(max(0.0, moment_s - time.monotonic()))
