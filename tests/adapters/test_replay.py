@@ -513,3 +513,44 @@ async def test_the_pacer_learns_from_every_wave() -> None:
         (wave,) = await Replay(engine, FACTS, pacer, "n").run([Look(Cell(1, 10, 1), Gait.LED)])
         await engine.aclose()
     assert pacer.fed == [wave]
+
+
+async def test_a_wave_goes_to_every_rank_at_the_same_time() -> None:
+    """Each with its rank in the header, the plug too, and judged by what its own rank counted."""
+    looks = [Look(Cell(2, tokens, 3, rank=rank), Gait.HELD) for rank, tokens in ((0, 10), (1, 20))]
+    async with running() as stub:
+
+        async def metrics(asked: Asked, writer: asyncio.StreamWriter) -> None:
+            done = stub.of("/v1/completions")
+            lines = ""
+            for rank in ("0", "1"):
+                prompts = [
+                    len(one.json["prompt"])
+                    for one in done
+                    if one.headers["x-data-parallel-rank"] == rank
+                ]
+                lines += f'vllm:prompt_tokens_total{{engine="{int(rank) + 4}"}} {sum(prompts)}\n'
+            await answer(200, lines.encode(), "text/plain")(asked, writer)
+
+        stub.handlers["/metrics"] = metrics
+        engine = Engine(stub.url)
+        try:
+            replay = Replay(engine, FACTS, FixedPacer(Pace(plug_tokens=30)), "n")
+            waves = await replay.run(looks)
+        finally:
+            await engine.aclose()
+        plugs = [one for one in stub.of("/v1/completions") if one.json["max_tokens"] == 1]
+    assert [wave.look for wave in waves] == looks
+    assert [[r.prompt_tokens for r in wave.results] for wave in waves] == [[10] * 2, [20] * 2]
+    assert {one.headers["x-data-parallel-rank"] for one in plugs} == {"0", "1"}
+    counted = [wave.counters.prompt_tokens for wave in waves if wave.counters is not None]
+    assert counted == [30 + 2 * 10, 30 + 2 * 20]
+    assert abs(waves[0].at_s - waves[1].at_s) < 0.5
+
+
+async def test_a_wave_without_a_rank_sends_no_header() -> None:
+    """Where there is no choice, the engine's own balancing stays."""
+    async with running() as stub:
+        await run(stub, Cell(1, 10, 1))
+        [sent] = stub.of("/v1/completions")
+    assert "x-data-parallel-rank" not in sent.headers
