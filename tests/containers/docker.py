@@ -41,8 +41,10 @@ class Docker:
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
         check: bool = True,
+        merge: bool = False,
     ) -> str:
-        """Its stdout, stripped; raises AssertionError with its stderr when it fails."""
+        """Its stdout, stripped, with `merge` its stderr too; raises AssertionError with its
+        stderr when it fails."""
         done = subprocess.run(
             [*COMMAND, *arguments],
             cwd=cwd,
@@ -56,7 +58,7 @@ class Docker:
         if check and done.returncode:
             line = " ".join(("docker", *arguments))
             raise AssertionError(f"`{line}` ended with {done.returncode}:\n{done.stderr}")
-        return done.stdout.strip()
+        return (done.stdout + done.stderr if merge else done.stdout).strip()
 
     def code(self, *arguments: str) -> int:
         """The exit status alone."""
