@@ -75,6 +75,7 @@ examples:
   vllm-warmup sim --port 8000
   vllm-warmup sim --model tiny --seed 7 --time-scale 0.1 --log-file engine.log
   curl -s localhost:8000/_sim        # what was cold and who paid; POST makes it fail
+  vllm-warmup sim --axes --ranks 2 --draft-tokens 3 --prompt-tokens-details
 """
 
 
@@ -268,6 +269,20 @@ def _sim_flags(parser: argparse.ArgumentParser) -> None:
         "--log-iterations", action="store_true", help="a log line for each engine step"
     )
     parser.add_argument(
+    parser.add_argument(
+        "--axes",
+        action="store_true",
+        help="cold too: sampling, logprobs, structured output, prefix hits and other axes",
+    )
+    parser.add_argument(
+        "--ranks", type=_whole(1, 64), default=1, metavar="N", help="data-parallel engines (1)"
+    )
+    parser.add_argument(
+        "--draft-tokens", type=_whole(0, 64), default=0, metavar="K", help="speculation (0: none)"
+    )
+    parser.add_argument(
+        "--prompt-tokens-details", action="store_true", help="usage tells cached tokens"
+    )
         "--sse-keep-alive-s", type=_positive, metavar="SECONDS", help="comments in waiting streams"
     )
     parser.add_argument(

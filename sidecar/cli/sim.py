@@ -4,6 +4,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from sidecar.simulator.axes import AXIS_RULES
 from sidecar.simulator.program import DEMO, run_simulator, with_rules_file
 
 
@@ -24,11 +25,16 @@ def sim(options: argparse.Namespace) -> int:
         log_iterations=options.log_iterations,
         sse_keep_alive_s=options.sse_keep_alive_s or 0.0,
         execute_timeout_s=options.execute_timeout_s,
-        engine=replace(DEMO.engine, **limits),
+        prompt_tokens_details=options.prompt_tokens_details,
+        engine=replace(
+            DEMO.engine, ranks=options.ranks, draft_tokens=options.draft_tokens, **limits
+        ),
     )
     if options.start_delay_s is not None:
         profile = replace(profile, start_delay_s=options.start_delay_s)
     if options.rules is not None:
         profile = with_rules_file(profile, Path(options.rules))
+    if options.axes:
+        profile = replace(profile, rules=profile.rules + AXIS_RULES)
     log_file = None if options.log_file is None else Path(options.log_file)
     return run_simulator(profile, host=options.host, port=options.port, log_file=log_file)

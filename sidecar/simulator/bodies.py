@@ -1,25 +1,17 @@
 """The fields of a request's body, checked and refused in the words of vLLM 0.32."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 from zlib import crc32
 
 from sidecar.simulator import tokenizer
+from sidecar.simulator.cold import next_pow2
 from sidecar.simulator.profile import Profile
 
-SAMPLER_FIELDS = (
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "logit_bias",
-    "bad_words",
-    "allowed_token_ids",
-)
+PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+"""Fields, and the value that changes nothing."""
+MASKS = ("logit_bias", "bad_words", "allowed_token_ids")
 
 
 class Refusal(Exception):
@@ -141,20 +133,44 @@ def chat_ids(body: Mapping[str, Any]) -> tuple[list[int], bool]:
 
 
 def features(body: Mapping[str, Any]) -> frozenset[str]:
-    """What of a body reaches other kernels than a plain request does."""
-    found = {f"sampler:{name}" for name in SAMPLER_FIELDS if body.get(name) not in (None, [], {})}
-    temperature = body.get("temperature")
-    found.add("sampler:greedy" if temperature == 0 else "sampler:random")
+    """What of a body reaches other kernels than a plain request does.
+
+    Controls of thinking are none: they change the prompt and nothing else.
+    """
+    found = {f"sampler:{name}" for name in _sampling(body)}
     logprobs = body.get("logprobs")
     if logprobs is not None and logprobs is not False:
-        number = body.get("top_logprobs", 0) if logprobs is True else logprobs
-        found.add(f"logprobs:{number}")
+        number = body.get("top_logprobs") or 0 if logprobs is True else logprobs
+        # The sampled token's own is one more; the kernel is compiled by powers of two (#55918).
+        found |= {f"logprobs:{number}", f"logprobs_pow2:{next_pow2(number + 1)}"}
     if body.get("prompt_logprobs") is not None:
         found.add(f"prompt_logprobs:{body['prompt_logprobs']}")
     grammar = body.get("structured_outputs") or body.get("response_format")
     if isinstance(grammar, dict) and grammar.get("type") != "text":
         found.add(f"grammar:{grammar.get('type') or next(iter(grammar), '')}")
+        text = json.dumps(grammar, sort_keys=True)
+        found.add(f"grammar_text:{crc32(text.encode()):08x}")
     return frozenset(found)
+
+
+def _sampling(body: Mapping[str, Any]) -> Iterator[str]:
+    """The sampler's parts that a request needs. Greedy sampling leaves out the filters."""
+    if body.get("temperature") == 0:
+        yield "greedy"
+    else:
+        yield "random"
+        top_k, top_p = body.get("top_k") not in (None, 0, -1), body.get("top_p") not in (None, 1)
+        if top_k or top_p:
+            yield "_".join(["top_k"] * top_k + ["top_p"] * top_p)
+        if body.get("min_p"):
+            yield "min_p"
+        if body.get("seed") is not None:
+            yield "seeded"
+    if any(body.get(name) not in (None, neutral) for name, neutral in PENALTIES.items()):
+        yield "penalties"
+    if (body.get("n") or 1) > 1:
+        yield "n"
+    yield from (name for name in MASKS if body.get(name))
 
 
 def block_hashes(ids: list[int], salt: str | None, size: int) -> tuple[int, ...]:

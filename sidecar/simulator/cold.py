@@ -23,7 +23,11 @@ reqs_class (one|mod16|other), prefill (bool), prefill_reqs, prefill_tokens, deco
 decode_reqs, mixed (bool), sampled (requests that get a token), has_context (bool: a continued
 chunk or a prefix hit prefills), context_pow2 (longest context), context_long
 (bool: longer than max_num_batched_tokens), moe_aligned (bool: tokens × top_k is a multiple of 16),
-drafts (off|none|some|all accepted), accepted (tokens), eager (bool), rank.
+drafts (off|none|some|all accepted), accepted (tokens), accepted_pow2, eager (bool), rank.
+
+Features of a request (`feature`): sampler:greedy|random|top_k|top_p|top_k_top_p|min_p|seeded|
+penalties|n|logit_bias|bad_words|allowed_token_ids, logprobs:N, logprobs_pow2:N, prompt_logprobs:N,
+grammar:KIND (json, regex …), grammar_text:HASH (each constraint its own).
 """
 
 import random
@@ -156,6 +160,7 @@ def step_features(shape: StepShape, terms: Terms, rank: int) -> dict[str, Value]
         "moe_aligned": tokens * terms.top_k % 16 == 0,
         "drafts": _drafts(drafted, shape.accepted),
         "accepted": shape.accepted,
+        "accepted_pow2": next_pow2(shape.accepted),
         "eager": terms.eager,
         "rank": rank,
     }

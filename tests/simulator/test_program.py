@@ -19,18 +19,23 @@ def start(*flags: str) -> subprocess.Popen[str]:
     )
 
 
+def started(process: subprocess.Popen[str], log: Path) -> str:
+    """The URL that its log names, once it serves."""
+    until = time.monotonic() + LIMIT_S
+    while "startup complete" not in (log.read_text() if log.exists() else ""):
+        assert time.monotonic() < until, "it did not start"
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    (line,) = [x for x in log.read_text().splitlines() if "Starting vLLM server on" in x]
+    return line.rpartition(" ")[2]
+
+
 def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     """Its log names the port; /health answers; SIGTERM ends it with 0."""
     log = tmp_path / "engine.log"
     process = start("--port", "0", "--log-file", str(log), "--model", "mine")
     try:
-        until = time.monotonic() + LIMIT_S
-        while "startup complete" not in (log.read_text() if log.exists() else ""):
-            assert time.monotonic() < until, "it did not start"
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.05)
-        (line,) = [x for x in log.read_text().splitlines() if "Starting vLLM server on" in x]
-        url = line.rpartition(" ")[2]
+        url = started(process, log)
         assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "mine"
         process.send_signal(signal.SIGTERM)
         out, errors = process.communicate(timeout=LIMIT_S)
@@ -59,3 +64,22 @@ def test_a_missing_rules_file_is_one_sentence(tmp_path: Path) -> None:
     assert process.returncode == 2
     assert "none.yaml" in errors
     assert len(errors.splitlines()) == 1
+
+
+def test_an_engine_of_several_ranks_that_speculates(tmp_path: Path) -> None:
+    """--ranks, --draft-tokens, --axes and --prompt-tokens-details show where vLLM shows them."""
+    log = tmp_path / "engine.log"
+    flags = ("--axes", "--ranks", "2", "--draft-tokens", "3", "--prompt-tokens-details")
+    process = start("--port", "0", "--log-file", str(log), "--time-scale", "0.01", *flags)
+    try:
+        url = started(process, log)
+        body = {"prompt": [300] * 40, "max_tokens": 2, "top_k": 5}
+        usage = httpx.post(f"{url}/v1/completions", json=body).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+        page = httpx.get(f"{url}/metrics").text
+        assert 'vllm:spec_decode_num_drafts_total{engine="1"' in page
+        ledger = httpx.get(f"{url}/_sim").json()["ledger"]
+        assert "_topk_topp_kernel" in {paid["rule"] for paid in ledger}
+    finally:
+        process.kill()
+        process.communicate(timeout=LIMIT_S)
