@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,13 @@ from sidecar.cli.main import main
 from sidecar.cli.run import _Lines
 from sidecar.core.errors import ExitCode
 from sidecar.core.grid.cells import Gait
+from sidecar.core.grid.shapes import parse
 from sidecar.core.judge.passes import Progress
+from sidecar.core.report import to_json, with_escapes
 from sidecar.core.watch.deaths import Cause, Death, deaths_to_json
+from sidecar.core.watch.escapes import Batch, Escape
 from sidecar.core.watch.gate import Snapshot, State
+from tests.core.test_report import REPORT
 
 NOBODY = "http://127.0.0.1:1"
 """Port 1 (tcpmux) refuses."""
@@ -78,6 +83,7 @@ REFUSED = [
     (["once", "--shapes", "defualt"], 2, '.*no shapes file is called "defualt".*'),
     (["report"], 2, ".*no state folder is set; give --state-dir or WARMUP_STATE_DIR"),
     (["report", "--state-dir", "/nowhere"], 2, ".*no report in /nowhere.*"),
+    (["report", "--suggest"], 2, ".*no state folder is set; give --state-dir or WARMUP_STATE_DIR"),
     (["state"], 2, ".*ACTION.*"),
     (["state", "show"], 2, ".*no state folder is set; give --state-dir or WARMUP_STATE_DIR"),
     (["state", "clear", "--state-dir", "/nowhere"], 2, ".*there is no state folder /nowhere.*"),
@@ -140,6 +146,28 @@ def test_state_shows_and_clears_what_is_held_back(
     (tmp_path / "deaths.json").write_text("[")
     assert code_of("state", "show", *folder) == 2
     assert "is damaged" in capsys.readouterr().err
+
+
+def test_report_suggests_cells_for_what_escaped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """YAML that a shapes file takes, the same as JSON, and one sentence where nothing escaped."""
+    report = replace(REPORT, escapes=(), escapes_total=0)
+    path = tmp_path / "last-report.json"
+    path.write_text(to_json(report))
+    command = ("report", "--suggest", "--state-dir", str(tmp_path))
+    assert code_of(*command) == 0
+    assert capsys.readouterr().out.startswith("# nothing to suggest: ")
+    line = Escape(5.0, "a", "Triton", "", "moe", "", None, batch=Batch(1, 513, 0, 0))
+    path.write_text(to_json(with_escapes(report, [line])))
+    assert code_of(*command) == 0
+    (cell,) = parse(capsys.readouterr().out, "pasted").cells
+    assert cell.prompt_tokens == 513
+    assert code_of(*command, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["cells"][0]["cell"]["prompt_tokens"] == 513
+    path.write_text("{}")
+    assert code_of(*command) == 2
+    assert "not a report of this version" in capsys.readouterr().err
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,22 +3,43 @@
 import argparse
 import json
 import sys
+from typing import TYPE_CHECKING
 
 from sidecar.core.errors import ConfigError, ExitCode
 
+if TYPE_CHECKING:
+    from sidecar.core.report import Report
+
 
 def report(options: argparse.Namespace) -> int:
-    """Print the last report that the state folder holds."""
+    """Print the last report that the state folder holds, or the cells that its escapes ask for."""
+    if not options.suggest:
+        return print_last(options)
+    from sidecar.core.learned import proposals, proposalstext
+
+    found = _last(options)
+    made = proposals.suggested(found)
+    print(proposalstext.to_json(made) if options.json else proposalstext.to_yaml(found, made))
+    return ExitCode.WARM
+
+
+def print_last(options: argparse.Namespace) -> int:
+    """The last report, as text or JSON."""
+    from sidecar.core.report import to_json, to_text
+
+    found = _last(options)
+    print(to_json(found, indent=2) if options.json else to_text(found))
+    return ExitCode.WARM
+
+
+def _last(options: argparse.Namespace) -> "Report":
     from sidecar.adapters.statefiles import last_report
     from sidecar.cli.settings import settings_of
-    from sidecar.core.report import to_json, to_text
 
     settings = settings_of(options)
     if settings.state_dir is None:
         raise ConfigError("no state folder is set; give --state-dir or WARMUP_STATE_DIR")
-    found = last_report(settings.state_dir)
-    print(to_json(found, indent=2) if options.json else to_text(found))
-    return ExitCode.WARM
+    return last_report(settings.state_dir)
 
 
 def shapes(options: argparse.Namespace) -> int:

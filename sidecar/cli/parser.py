@@ -54,6 +54,7 @@ REPORT = """\
 examples:
   vllm-warmup report --state-dir /state
   vllm-warmup report --state-dir /state --json
+  vllm-warmup report --suggest           # cells for what compiled while the gate was open
 """
 
 STATE = """\
@@ -74,8 +75,8 @@ SIM = """\
 examples:
   vllm-warmup sim --port 8000
   vllm-warmup sim --model tiny --seed 7 --time-scale 0.1 --log-file engine.log
-  curl -s localhost:8000/_sim        # what was cold and who paid; POST makes it fail
   vllm-warmup sim --axes --ranks 2 --draft-tokens 3 --prompt-tokens-details
+  curl -s localhost:8000/_sim        # what was cold and who paid; POST makes it fail
 """
 
 
@@ -142,6 +143,11 @@ def parser_of_all() -> Parser:
     _settings_flags(report)
     report.add_argument("--state-dir", metavar="DIR", help="the folder (WARMUP_STATE_DIR)")
     report.add_argument("--json", action="store_true", help="as JSON")
+    report.add_argument(
+        "--suggest",
+        action="store_true",
+        help="cells to add to the shapes file, for what compiled while the gate was open",
+    )
 
     _state_command(
         command("state", "show what the state folder remembers, clear cells held back", STATE)
@@ -263,12 +269,6 @@ def _sim_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--log-file", metavar="FILE", help="its log goes there, not to stdout")
     parser.add_argument("--rules", metavar="FILE", help="what is cold, instead of the built-in")
-    parser.add_argument("--api-key", metavar="KEY", help="ask for it, as vLLM does")
-    parser.add_argument("--dev-mode", action="store_true", help="/server_info and other routes")
-    parser.add_argument(
-        "--log-iterations", action="store_true", help="a log line for each engine step"
-    )
-    parser.add_argument(
     parser.add_argument(
         "--axes",
         action="store_true",
@@ -283,6 +283,12 @@ def _sim_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompt-tokens-details", action="store_true", help="usage tells cached tokens"
     )
+    parser.add_argument("--api-key", metavar="KEY", help="ask for it, as vLLM does")
+    parser.add_argument("--dev-mode", action="store_true", help="/server_info and other routes")
+    parser.add_argument(
+        "--log-iterations", action="store_true", help="a log line for each engine step"
+    )
+    parser.add_argument(
         "--sse-keep-alive-s", type=_positive, metavar="SECONDS", help="comments in waiting streams"
     )
     parser.add_argument(

@@ -70,7 +70,7 @@ def _print_adopted(options: argparse.Namespace) -> None:
 
     print("adopted: warm since the run that is reported, nothing was sent", file=sys.stderr)
     try:
-        files.report(options)
+        files.print_last(options)
     except ConfigError as missing:  # a verdict without its report is as warm
         print(f"vllm-warmup: {missing}", file=sys.stderr)
 
