@@ -10,7 +10,7 @@ from typing import Any
 from sidecar.adapters.engine import Engine
 from sidecar.adapters.wire import Request
 from sidecar.core.facts import EngineFacts
-from sidecar.core.grid.cells import Cell, Endpoint
+from sidecar.core.grid.cells import Cell, Drafts, Endpoint
 from sidecar.core.wire.prompts import SAFE_IDS, ChatFitter, TemplateSense, id_pieces, seed_of
 
 _ANSWER_BASE_BYTES = 256 << 10
@@ -32,9 +32,8 @@ class Bodies:
         self._facts = facts
         self._nonce = nonce
         self._ids = facts.token_ids or SAFE_IDS
-        self._repetitive = bool(facts.speculation)
         self._senses: dict[str, TemplateSense] = {}
-        self._texts: OrderedDict[tuple[str, int], list[str]] = OrderedDict()
+        self._texts: OrderedDict[tuple[str, int, bool], list[str]] = OrderedDict()
 
     async def wave(self, cell: Cell, number: int) -> list[Request]:
         """The requests of wave `number`, in order.
@@ -50,7 +49,9 @@ class Bodies:
                 await asyncio.sleep(0)
         else:
             prompts = [
-                await self._id_prompt(cell.prompt_tokens, number, str(i))
+                await self._id_prompt(
+                    cell.prompt_tokens, number, str(i), repetitive=self._is_repetitive(cell)
+                )
                 for i in range(cell.concurrency)
             ]
         requests = []
@@ -67,15 +68,19 @@ class Bodies:
     async def plug(self, tokens: int, number: int, rank: int | None = None) -> Request:
         """The prompt behind which a held wave waits: random ids, one token of output."""
         endpoint = Endpoint.COMPLETIONS
-        prompt = await self._id_prompt(tokens, number, "plug", plain=True)
+        prompt = await self._id_prompt(tokens, number, "plug", repetitive=False)
         fields = self._own_fields(endpoint, 1)
         return self._request(endpoint, fields, prompt, f"{number}-plug", 1, rank)
 
-    async def _id_prompt(
-        self, tokens: int, number: int, name: str, *, plain: bool = False
-    ) -> bytes:
+    def _is_repetitive(self, cell: Cell) -> bool:
+        """Whether its prompts are a text whose drafts are accepted. Where the cell leaves it open,
+        that is what an engine that speculates is asked: its draft paths run then too."""
+        if cell.drafts is None:
+            return bool(self._facts.speculation)
+        return cell.drafts is Drafts.ACCEPTED
+
+    async def _id_prompt(self, tokens: int, number: int, name: str, *, repetitive: bool) -> bytes:
         seed = seed_of(self._nonce, number, name)
-        repetitive = self._repetitive and not plain
         pieces = []
         for ids in id_pieces(tokens, self._ids, seed, repetitive=repetitive):
             pieces.append(",".join(map(str, ids)).encode())
@@ -141,7 +146,7 @@ class Bodies:
 
     async def _chat_texts(self, cell: Cell) -> list[str]:
         """One exact message for each request. Kept: later waves differ by their cache_salt."""
-        key = (cell.variant.name, cell.prompt_tokens)
+        key = (cell.variant.name, cell.prompt_tokens, self._is_repetitive(cell))
         texts = self._texts.setdefault(key, [])
         self._texts.move_to_end(key)
         lacking = range(len(texts), cell.concurrency)
@@ -162,7 +167,8 @@ class Bodies:
     async def _fit(self, cell: Cell, index: int) -> str:
         sense = self._senses.setdefault(cell.variant.name, TemplateSense())
         seed = seed_of(self._nonce, cell.variant.name, cell.prompt_tokens, index)
-        fitter = ChatFitter(cell.prompt_tokens, seed, sense, repetitive=self._repetitive)
+        repetitive = self._is_repetitive(cell)
+        fitter = ChatFitter(cell.prompt_tokens, seed, sense, repetitive=repetitive)
         while True:
             text = fitter.text
             count = await self._engine.tokenize_chat(text, cell.variant.fields)

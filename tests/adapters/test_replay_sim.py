@@ -7,12 +7,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
+
 from sidecar.adapters.engine import Engine
 from sidecar.adapters.evidence import Evidence
 from sidecar.adapters.logs.file import FileLog
 from sidecar.adapters.replay import Replay
 from sidecar.core.facts import EngineFacts
-from sidecar.core.grid.cells import Cell, Endpoint, Gait, Look, Variant
+from sidecar.core.grid.cells import Cell, Drafts, Endpoint, Gait, Look, Variant
 from sidecar.core.judge.pacing import Pace
 from sidecar.core.logs.source import FileSpec
 from sidecar.core.results import Outcome, WaveResult
@@ -108,6 +110,17 @@ async def test_drafts_are_accepted_where_the_engine_speculates() -> None:
             assert {r.prompt_tokens for r in wave.results} == {tokens}
             assert wave.counters is not None
             assert (wave.counters.accepted_tokens or 0) > 0
+
+
+@pytest.mark.parametrize("variant", [Variant("c"), Variant("chat", Endpoint.CHAT)])
+async def test_a_cell_s_drafts_choose_its_text(variant: Variant) -> None:
+    """Of the same variant and length, drafts are accepted in one cell and in the other none."""
+    async with bench(replace(FAST, engine=replace(FAST.engine, draft_tokens=3))) as on:
+        for drafts in (Drafts.ACCEPTED, Drafts.REJECTED, Drafts.ACCEPTED):
+            counted = (await on.run(Cell(2, 80, 40, variant, drafts=drafts))).counters
+            assert counted is not None
+            assert counted.drafts
+            assert bool(counted.accepted_tokens) is (drafts is Drafts.ACCEPTED)
 
 
 async def test_a_wave_and_its_plug_are_found_in_the_log(tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sidecar.core.facts import EngineFacts
-from sidecar.core.grid.cells import Cell, Role
+from sidecar.core.grid.cells import Cell, Drafts, Role
 from sidecar.core.judge.attribution import attributed, compile_s, heard, named
 from sidecar.core.judge.calls import Call, CellVerdict, GaitFigures, Standing
+from sidecar.core.judge.drafted import repeats
 from sidecar.core.judge.failures import failure
 from sidecar.core.judge.track import MAX_TRIES, QUIET_WAVES, Track
 from sidecar.core.judge.validity import examine
@@ -103,23 +104,22 @@ def _unknown(cell: Cell, tracks: Sequence[Track], grid: Grid) -> tuple[str, ...]
     """R7, R8, R9: why this can't be known, as far as it goes today."""
     reasons: list[str] = []
     facts = grid.facts
-    if facts.ranks is not None and facts.ranks > 1:
+    if facts.ranks is not None and facts.ranks > 1 and cell.rank is None:
         reasons.append(
-            f"{facts.ranks} data-parallel ranks answer at this URL and a wave can't choose: "
-            "point at each rank's own port"
+            f"{facts.ranks} data-parallel ranks answer at this URL and the wave did not choose one"
         )
     if facts.max_num_seqs is not None and cell.concurrency > facts.max_num_seqs:
         reasons.append(
             f"concurrency {cell.concurrency} is above --max-num-seqs {facts.max_num_seqs}"
         )
-    if grid.speculates and cell.concurrency > 1:
+    if grid.speculates and cell.concurrency > 1 and not _drafts_repeat(cell, tracks):
         reasons.append(
             "accepted drafts make a new sequence of batches in every wave: one that no wave has "
             "met can't be ruled out"
         )
     for track in tracks:
         reading, gait = track.reading(), track.look.gait
-        decodes = max(cell.output_tokens, cell.ramp) > 1
+        decodes = max(cell.output_tokens, cell.ramp) > 1 and cell.drafts is not Drafts.REJECTED
         if grid.speculates and decodes and reading.looks and not reading.accepted:
             reasons.append(f"{gait}: speculation is on, but no draft was accepted")
         if not reading.known_quiet:
@@ -133,6 +133,13 @@ def _unknown(cell: Cell, tracks: Sequence[Track], grid: Grid) -> tuple[str, ...]
     if grid.serves_others and not all(is_quiet(t, grid) for t in tracks):
         reasons.append(f"the engine serves others, in the last {grid.foreign_streak} waves")
     return tuple(reasons)
+
+
+def _drafts_repeat(cell: Cell, tracks: Sequence[Track]) -> bool:
+    """Whether a cell of rejected drafts had none accepted in any wave that counts."""
+    if cell.drafts is not Drafts.REJECTED:
+        return False
+    return all(repeats(cell, (e.wave for e in t.entries if e.counts)) for t in tracks)
 
 
 def _unknowable(track: Track) -> tuple[str, ...]:

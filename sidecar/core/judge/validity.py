@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from sidecar.core.judge.drafted import undeclared, untold
 from sidecar.core.results import Outcome, Result, WaveResult
 from sidecar.core.wire.metrics import CounterDelta
 
@@ -53,7 +54,7 @@ def examine(wave: WaveResult) -> Validity:
     for what, counted, sent in pairs:
         if counted is not None and counted < sent - _SAME:
             invalid += (f"the engine counted {counted:g} {what} of {sent}",)
-    invalid += _recomputed(wave, delta, ours)
+    invalid += _recomputed(wave, delta, ours) + undeclared(wave)
     return Validity(invalid, _unknowable(wave, delta))
 
 
@@ -123,4 +124,4 @@ def _unknowable(wave: WaveResult, delta: CounterDelta) -> tuple[str, ...]:
         unknown += ("whether prompts came from a cache (no cache counters in /metrics)",)
     if delta.preemptions is None:
         unknown += ("whether requests were preempted (no preemption counter in /metrics)",)
-    return unknown
+    return unknown + untold(wave)
