@@ -49,6 +49,9 @@ class EngineFacts:
     max_num_batched_tokens: int | None = None
     kv_cache_tokens: int | None = None
     """Of one data-parallel engine, the smallest."""
+    block_size: int | None = None
+    """Tokens of one block of the KV cache: what the prefix cache finds is whole blocks."""
+    prefix_caching: bool | None = None
     vocab_size: int | None = None
     ranks: int | None = None
     """Data-parallel engines behind this URL: the distinct `engine` labels in /metrics."""
@@ -141,13 +144,20 @@ def from_scrape(facts: EngineFacts, scrape: Scrape) -> EngineFacts:
     """
     speculation = True if scrape.has_speculation else False if scrape.cache_config else None
     draft_tokens = scrape.draft_positions if speculation else 0 if speculation is False else None
-    capacities = [_kv_tokens(labels) for labels in scrape.cache_config.values()]
+    labels = tuple(scrape.cache_config.values())
+    capacities = [_kv_tokens(own) for own in labels]
+    blocks = {_digits(own.get("block_size")) for own in labels}
+    caching = {own.get("enable_prefix_caching") for own in labels}
     known = [tokens for tokens in capacities if tokens is not None]
     return learned(
         facts,
         "/metrics",
         ranks=scrape.ranks,
         kv_cache_tokens=min(known) if known else None,
+        block_size=(blocks.pop() or None) if len(blocks) == 1 else None,
+        prefix_caching={"True": True, "False": False}.get(caching.pop() or "")
+        if len(caching) == 1
+        else None,
         speculation=speculation,
         draft_tokens=draft_tokens,
     )

@@ -25,6 +25,8 @@ class Gait(StrEnum):
     """One request, the rest during its first step. A wave of one is led and has no rest."""
     HELD = "held"
     """All of them while a plug prefills, so that they share one engine step."""
+    MIXED = "mixed"
+    """As held, and one more prompt as soon as all of them decode."""
 
 
 class Drafts(StrEnum):
@@ -76,10 +78,16 @@ class Cell:
     ramp: int = 0
     prefix_tokens: int = 0
     """Of each prompt so many tokens were sent before, with the same salt: what of them makes whole
-    blocks is in the prefix cache, and the wave's own prefill goes on from there. 0: none."""
+    blocks is in the prefix cache, and the wave's own prefill goes on from there. 0: none. Of a
+    planned cell these are whole blocks already, where the size of a block is known."""
+    least_hit: int = 0
+    """Of `prefix_tokens`, so many at least come from the cache, or the wave was no hit."""
     arriving_tokens: int = 0
     """A prompt of so many tokens arrives while the others decode: one request more than
-    `concurrency`, the last of the wave. 0: none."""
+    `concurrency`, the last of the wave, of one token of output. 0: none."""
+    captured: bool = False
+    """It is there for its decode batch, whose CUDA graph was captured and may never have run: how
+    its prompts are batched is no matter."""
     drafts: Drafts | None = None
     """Which text the prompts are; None: what the engine's speculation asks for."""
     rank: int | None = None
@@ -89,6 +97,7 @@ class Cell:
     def id(self) -> str:
         """Stable and readable: `completions-c4-p350-o16`, and what is special about it."""
         special = f"-{self.role}" if self.role is not Role.GRID else "-ramp" if self.ramp else ""
+        special += "-graph" if self.captured else ""
         if self.prefix_tokens:
             special += f"-hit{self.prefix_tokens}"
         if self.arriving_tokens:
@@ -102,17 +111,41 @@ class Cell:
             f"-o{self.output_tokens}{special}"
         )
 
+    @property
+    def requests(self) -> int:
+        """Of one wave, without plugs and primes."""
+        return self.concurrency + (self.arriving_tokens > 0)
+
+    def prompt_tokens_of(self, index: int) -> int:
+        """Tokens of the prompt of request `index` (from 0) of a wave."""
+        return self.prompt_tokens if index < self.concurrency else self.arriving_tokens
+
     def output_tokens_of(self, index: int) -> int:
         """Tokens that request `index` (from 0) of a wave generates."""
-        return self.output_tokens + index * self.ramp
+        return self.output_tokens + index * self.ramp if index < self.concurrency else 1
+
+    @property
+    def computed_tokens(self) -> int:
+        """Of one prompt (not the arriving one), what its prefill computes."""
+        return self.prompt_tokens - self.prefix_tokens
 
     @property
     def wave_prompt_tokens(self) -> int:
-        return self.concurrency * self.prompt_tokens
+        return self.concurrency * self.prompt_tokens + self.arriving_tokens
+
+    @property
+    def wave_computed_tokens(self) -> int:
+        """Of all prompts of a wave, what their prefills compute."""
+        return self.concurrency * self.computed_tokens + self.arriving_tokens
 
     @property
     def wave_output_tokens(self) -> int:
-        return sum(self.output_tokens_of(i) for i in range(self.concurrency))
+        return sum(self.output_tokens_of(i) for i in range(self.requests))
+
+    @property
+    def prime_tokens(self) -> int:
+        """Of all prompts that are sent before a wave, to be in the cache: one for each request."""
+        return self.concurrency * self.prefix_tokens
 
 
 @dataclass(frozen=True, slots=True)

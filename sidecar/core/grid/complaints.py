@@ -12,7 +12,10 @@ from sidecar.core.grid.shapesfile import (
     EngineForm,
     Grid,
     Heaviest,
+    Mixed,
+    PrefixHit,
     ShapesForm,
+    Special,
 )
 from sidecar.core.grid.variants import (
     OWNED,
@@ -28,6 +31,9 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "grid": Grid,
     "cells": CellForm,
     "heaviest": Heaviest,
+    "special": Special,
+    "prefix_hit": PrefixHit,
+    "mixed": Mixed,
     "engine": EngineForm,
     "budget": BudgetForm,
     "converge": ConvergeForm,

@@ -9,14 +9,21 @@ from sidecar.core.nearest import suggest
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """A declared cell that this engine can't run."""
+    """A declared cell, or a kind of them, that this engine can't run."""
 
-    cell: Cell
+    cell: Cell | None
+    """None: a whole kind, of which it isn't even known which cells it has."""
     reason: str
     remedy: str
     """The flag or the line of the shapes file to change."""
     forbidden: bool = False
     """True: skipping won't do, since it would hide a mistake in the file (an unknown field)."""
+    kind: str = ""
+    """Where it is declared: `special.cudagraph`."""
+
+    @property
+    def id(self) -> str:
+        return self.kind if self.cell is None else self.cell.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +32,8 @@ class Limits:
 
     facts: EngineFacts
     plug_tokens: int
+    batched_tokens: int
+    """B, known or assumed."""
 
 
 def misfit(cell: Cell, limits: Limits, declared: Cell) -> Unfit | None:
@@ -32,6 +41,8 @@ def misfit(cell: Cell, limits: Limits, declared: Cell) -> Unfit | None:
     return (
         _unknown_field(cell, limits)
         or _no_drafts(cell, limits)
+        or _no_hit(cell, limits, declared)
+        or _no_mixed(cell, limits)
         or _too_long(cell, limits, declared)
         or _too_many(cell, limits)
         or _too_large(cell, limits)
@@ -67,6 +78,56 @@ def _no_drafts(cell: Cell, limits: Limits) -> Unfit | None:
     )
 
 
+def _no_hit(cell: Cell, limits: Limits, declared: Cell) -> Unfit | None:
+    facts = limits.facts
+    if declared.prefix_tokens and facts.prefix_caching is False:
+        return Unfit(
+            cell,
+            "it wants a prefix from the cache, and the engine has no prefix cache"
+            f"{where(facts, 'prefix_caching')}",
+            "start vLLM with --enable-prefix-caching",
+        )
+    if declared.prefix_tokens and not cell.prefix_tokens:
+        return Unfit(
+            cell,
+            f"a prefix of {declared.prefix_tokens} tokens makes no whole block of "
+            f"{facts.block_size}{where(facts, 'block_size')}, so nothing of it is ever found",
+            f"raise prefix_tokens to {facts.block_size} or more, and prompt_tokens above it",
+        )
+    return None
+
+
+def _no_mixed(cell: Cell, limits: Limits) -> Unfit | None:
+    """The decodes start from one step, so that every wave makes the same steps."""
+    if not cell.arriving_tokens:
+        return None
+    most, facts = limits.batched_tokens, limits.facts
+    decoding = cell.concurrency * (1 + (facts.draft_tokens or 0))
+    together = cell.concurrency * cell.prompt_tokens if cell.concurrency > 1 else 0
+    known = where(facts, "max_num_batched_tokens") or " (assumed)"
+    if together > most:
+        return Unfit(
+            cell,
+            f"the {cell.concurrency} x {cell.prompt_tokens} tokens that decode while the other "
+            f"arrives don't start in one step of max_num_batched_tokens {most}{known}",
+            "lower concurrency or prompt_tokens",
+        )
+    if decoding >= most:
+        return Unfit(
+            cell,
+            f"{cell.concurrency} requests that decode fill a step of max_num_batched_tokens "
+            f"{most}{known}, so nothing can arrive beside them",
+            "lower concurrency",
+        )
+    if cell.concurrency > 1 and not limits.plug_tokens:
+        return Unfit(
+            cell,
+            "no prompt that holds its requests back fits into the KV cache",
+            "give vLLM more KV cache (--gpu-memory-utilization, --kv-cache-memory-bytes)",
+        )
+    return None
+
+
 def _longest_output(cell: Cell) -> int:
     return cell.output_tokens_of(cell.concurrency - 1)
 
@@ -75,6 +136,14 @@ def _too_long(cell: Cell, limits: Limits, declared: Cell) -> Unfit | None:
     limit = limits.facts.max_model_len
     output_tokens = _longest_output(cell)
     total = cell.prompt_tokens + output_tokens
+    if limit is not None and cell.arriving_tokens >= limit:
+        return Unfit(
+            cell,
+            f"{cell.arriving_tokens} arriving + 1 output tokens are above max_model_len {limit}"
+            f"{where(limits.facts, 'max_model_len')}",
+            f"start vLLM with --max-model-len {cell.arriving_tokens + 1}, or set arriving_tokens "
+            f"to at most {limit - 1}",
+        )
     if limit is None or total <= limit:
         return None
     raised = (
@@ -95,13 +164,15 @@ def _too_long(cell: Cell, limits: Limits, declared: Cell) -> Unfit | None:
 
 def _too_many(cell: Cell, limits: Limits) -> Unfit | None:
     limit = limits.facts.max_num_seqs
-    if limit is None or cell.concurrency <= limit:
+    if limit is None or cell.requests <= limit:
         return None
+    arriving = " and one that arrives" if cell.arriving_tokens else ""
     return Unfit(
         cell,
-        f"concurrency {cell.concurrency} is above max_num_seqs {limit}"
+        f"concurrency {cell.concurrency}{arriving} is above max_num_seqs {limit}"
         f"{where(limits.facts, 'max_num_seqs')}, so the rest would only queue",
-        f"start vLLM with --max-num-seqs {cell.concurrency}, or set concurrency to at most {limit}",
+        f"start vLLM with --max-num-seqs {cell.requests}, or set concurrency to at most "
+        f"{limit - cell.requests + cell.concurrency}",
     )
 
 
@@ -109,7 +180,7 @@ def _too_large(cell: Cell, limits: Limits) -> Unfit | None:
     limit = limits.facts.kv_cache_tokens
     if limit is None:
         return None
-    plug_tokens = limits.plug_tokens if Gait.HELD in cell.gaits else 0
+    plug_tokens = limits.plug_tokens if cell.gaits != (Gait.LED,) and cell.concurrency > 1 else 0
     total = cell.wave_prompt_tokens + cell.wave_output_tokens + plug_tokens
     if total <= limit:
         return None

@@ -9,6 +9,8 @@ from sidecar.core.grid.cells import Cell, Gait, Role
 from sidecar.core.grid.fit import Limits, Unfit, misfit, where
 from sidecar.core.grid.known import known_facts
 from sidecar.core.grid.shapes import OnUnfit, Shapes
+from sidecar.core.grid.shapesfile import MAX_CELLS
+from sidecar.core.grid.special import found
 
 ASSUMED_BATCHED_TOKENS = 2048
 """B where it is not known: the smallest default of vLLM's server (0.33 engine/arg_utils.py:
@@ -22,6 +24,10 @@ ASSUMED_DRAFT_TOKENS = 8
 
 DECODE_STEPS = 8
 """R4: decode steps that all requests of a wave make together, beyond their own prefills."""
+
+ARRIVAL_STEPS = 8
+"""Decode steps that may pass before a prompt arrives: it is sent when the last of those that decode
+has its first token, and its body has to be taken."""
 
 __all__ = ["Plan", "Unfit", "expand"]
 
@@ -44,6 +50,8 @@ class Plan:
     batched_tokens: int = ASSUMED_BATCHED_TOKENS
     batched_tokens_known: bool = False
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What became of each kind of derived cells: how many there are, and why not more."""
     refusal: str | None = None
     facts: EngineFacts = field(default_factory=EngineFacts)
     ranks: tuple[int | None, ...] = (None,)
@@ -67,14 +75,24 @@ def expand(shapes: Shapes, facts: EngineFacts) -> Plan:
         )
     plug_tokens = _plug_tokens(facts, batched_tokens)
     draft_tokens = _draft_tokens(facts, warnings)
-    limits = Limits(facts, plug_tokens or 0)
+    limits = Limits(facts, plug_tokens or 0, batched_tokens)
 
     fitting: dict[str, Cell] = {}
     unfit: list[Unfit] = []
-    for declared in shapes.cells:
-        cell = _raised(declared, batched_tokens, draft_tokens, plug_tokens)
+    derived = found(shapes.derived, shapes.cells, facts, batched_tokens)
+    unfit += derived.unfit
+    left = max(0, MAX_CELLS - len(shapes.cells))
+    if len(derived.cells) > left:
+        warnings.append(
+            f"{len(derived.cells) - left} special cells are left out: no more than {MAX_CELLS} "
+            "cells are sent"
+        )
+    for number, declared in enumerate((*shapes.cells, *derived.cells[:left])):
+        cell = _raised(declared, batched_tokens, draft_tokens, plug_tokens, facts)
         reason = misfit(cell, limits, declared)
-        if reason is not None:
+        if reason is not None and number >= len(shapes.cells) and not reason.forbidden:
+            warnings.append(f"special: {cell.id} is left out: {reason.reason}")
+        elif reason is not None:
             unfit.append(reason)
         elif cell.id in fitting:
             warnings.append(
@@ -99,6 +117,7 @@ def expand(shapes: Shapes, facts: EngineFacts) -> Plan:
         batched_tokens_known=facts.max_num_batched_tokens is not None,
         ranks=_ranks(shapes, facts, warnings),
         warnings=tuple(warnings),
+        notes=derived.notes,
         refusal=_rank_refusal(shapes, facts) or _refusal(shapes, cells, unfit),
         facts=facts,
     )
@@ -130,26 +149,56 @@ def _rank_refusal(shapes: Shapes, facts: EngineFacts) -> str | None:
 
 
 def _raised(
-    declared: Cell, batched_tokens: int, draft_tokens: int, plug_tokens: int | None
+    declared: Cell,
+    batched_tokens: int,
+    draft_tokens: int,
+    plug_tokens: int | None,
+    facts: EngineFacts,
 ) -> Cell:
-    """R3's gaits and R4's output tokens."""
+    """R3's gaits and R4's output tokens; of a prefix, what makes whole blocks."""
     at_once = 1 + draft_tokens
+    if declared.arriving_tokens:
+        return _mixed(declared, batched_tokens, at_once)
+    declared = _hit(declared, facts)
     output_tokens = declared.output_tokens
     gaits: tuple[Gait, ...] = (Gait.LED,)
     if declared.concurrency > 1:
-        prefills = math.ceil(declared.wave_prompt_tokens / batched_tokens)
+        prefills = math.ceil(declared.wave_computed_tokens / batched_tokens)
         output_tokens = max(output_tokens, (prefills + DECODE_STEPS) * at_once)
-        if declared.wave_prompt_tokens <= batched_tokens and plug_tokens is not None:
+        if declared.wave_computed_tokens <= batched_tokens and plug_tokens is not None:
             # A ramp is there for its decode batches, which start from one step for all. Its many
             # short prompts can't all come while a lead of 10 ms runs: 32 x 16 was never shown led
             # on an H200, whose API server needs 30 ms to take 31 bodies.
-            gaits = (Gait.HELD,) if declared.ramp else (Gait.LED, Gait.HELD)
-    elif output_tokens > 1:
+            # So it is with a decode batch that is to replay a graph.
+            alone = declared.ramp or declared.captured
+            gaits = (Gait.HELD,) if alone else (Gait.LED, Gait.HELD)
+    elif output_tokens > 1 or declared.captured:
         # Alone there is nobody to wait for; one token means "prefill only" and stays one, more
         # means that decoding counts: with drafts, two steps of it can swallow many tokens.
         output_tokens = max(output_tokens, 2 * at_once)
     ramp = at_once if declared.ramp else 0
     return replace(declared, output_tokens=output_tokens, gaits=gaits, ramp=ramp)
+
+
+def _mixed(declared: Cell, batched_tokens: int, at_once: int) -> Cell:
+    """Long enough that all decode until the arriving prompt has been computed beside them."""
+    room = max(1, batched_tokens - declared.concurrency * at_once)
+    steps = math.ceil(declared.arriving_tokens / room) + ARRIVAL_STEPS + DECODE_STEPS
+    output_tokens = max(declared.output_tokens, steps * at_once)
+    return replace(declared, output_tokens=output_tokens, gaits=(Gait.MIXED,))
+
+
+def _hit(declared: Cell, facts: EngineFacts) -> Cell:
+    """vLLM finds whole blocks (0.33 v1/core/kv_cache_manager.py); a drafter that needs the last
+    block's hidden states makes it give up one of them."""
+    if not declared.prefix_tokens:
+        return declared
+    block = facts.block_size
+    if block is None:
+        return replace(declared, least_hit=1)
+    whole = declared.prefix_tokens // block * block
+    least = max(1, whole - block) if facts.speculation else whole
+    return replace(declared, prefix_tokens=whole, least_hit=least)
 
 
 def _plug_tokens(facts: EngineFacts, batched_tokens: int) -> int | None:
@@ -190,7 +239,7 @@ def _first(facts: EngineFacts, cells: Iterable[Cell]) -> Cell | None:
 
 def _size(cell: Cell) -> tuple[int, int, int, int, str]:
     return (
-        cell.wave_prompt_tokens,
+        cell.wave_computed_tokens,
         cell.concurrency,
         cell.prompt_tokens,
         cell.wave_output_tokens,
@@ -202,7 +251,9 @@ def _refusal(shapes: Shapes, cells: tuple[Cell, ...], unfit: list[Unfit]) -> str
     """The first reason that this shapes file says (or that common sense says) is a failure."""
     if not unfit:
         return None
-    grave = [u for u in unfit if u.forbidden] or [u for u in unfit if u.cell.role is Role.HEAVIEST]
+    grave = [u for u in unfit if u.forbidden] or [
+        u for u in unfit if u.cell is not None and u.cell.role is Role.HEAVIEST
+    ]
     if shapes.on_unfit is OnUnfit.FAIL or not cells:
         grave = grave or unfit
     if not grave:
@@ -211,4 +262,4 @@ def _refusal(shapes: Shapes, cells: tuple[Cell, ...], unfit: list[Unfit]) -> str
     others = len(unfit) - 1
     more = f" (and {others} more cells don't fit)" if others > 1 else ""
     more = " (and one more cell doesn't fit)" if others == 1 else more
-    return f"{shapes.name}: {worst.cell.id} can't run: {worst.reason}; {worst.remedy}{more}"
+    return f"{shapes.name}: {worst.id} can't run: {worst.reason}; {worst.remedy}{more}"

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from itertools import product
+from itertools import chain, product
 
 from pydantic import ValidationError
 
@@ -13,7 +13,16 @@ from sidecar.core import yamltext
 from sidecar.core.errors import ConfigError
 from sidecar.core.grid.cells import Cell, Converge, Drafts, Endpoint, Role, Variant
 from sidecar.core.grid.complaints import complaint
-from sidecar.core.grid.shapesfile import MAX_CELLS, CellForm, EngineForm, Heaviest, ShapesForm
+from sidecar.core.grid.shapesfile import (
+    MAX_CELLS,
+    CellForm,
+    EngineForm,
+    Heaviest,
+    Mixed,
+    PrefixHit,
+    ShapesForm,
+)
+from sidecar.core.grid.special import Derived, beside
 from sidecar.core.grid.variants import fields_of
 from sidecar.core.nearest import suggest
 from sidecar.core.yamltext import Document
@@ -56,6 +65,7 @@ class EngineHints:
     kv_cache_tokens: int | None = None
     vocab_size: int | None = None
     draft_tokens: int | None = None
+    capture_sizes: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,8 @@ class Shapes:
     on_unfit: OnUnfit = OnUnfit.FAIL
     on_unproven: OnUnproven = OnUnproven.OPEN
     on_escape: OnEscape = OnEscape.COUNT
+    derived: Derived = field(default_factory=Derived)
+    """Special cells that follow from the grid and from what is learned of the engine."""
     name: str = ""
     digest: str = ""
 
@@ -116,7 +128,8 @@ class _Reader:
     def shapes(self) -> Shapes:
         variants = self._variants()
         cells = tuple(self._cells(variants))
-        if not cells:
+        derived = self._derived(variants, cells)
+        if not cells and derived == Derived():
             raise self._error((), 'declares nothing to warm; add a "grid" or "cells"')
         heaviest = self.form.heaviest
         budget = self.form.budget
@@ -130,6 +143,7 @@ class _Reader:
             on_unfit=OnUnfit(self.form.on_unfit),
             on_unproven=OnUnproven(self.form.on_unproven),
             on_escape=OnEscape(self.form.on_escape),
+            derived=derived,
             name=self.form.name or self.name,
         )
         return replace(shapes, digest=_digest(shapes))
@@ -150,20 +164,61 @@ class _Reader:
         for cell in self._grid_cells(variants):
             seen[cell] = "the grid"
             yield cell
+        for cell, path in chain(self._single_cells(variants), self._special_cells(variants)):
+            if cell in seen:
+                raise self._error(
+                    path, f"the cell {cell.id} is there already, in {seen[cell]}; remove one"
+                )
+            if len(seen) >= MAX_CELLS:
+                raise self._error(
+                    path, f"more than {MAX_CELLS} cells together with the grid; remove some"
+                )
+            seen[cell] = f"line {self.document.line_of(path)}"
+            yield cell
+
+    def _single_cells(
+        self, variants: Mapping[str, Variant]
+    ) -> Iterator[tuple[Cell, yamltext.Path]]:
         for i, form in enumerate(self.form.cells):
             path = ("cells", i)
             for drafts in self._drafts(form.drafts, form.output_tokens, path):
-                cell = replace(self._cell(form, variants, path), drafts=drafts)
-                if cell in seen:
-                    raise self._error(
-                        path, f"the cell {cell.id} is there already, in {seen[cell]}; remove one"
-                    )
-                if len(seen) >= MAX_CELLS:
-                    raise self._error(
-                        path, f"more than {MAX_CELLS} cells together with the grid; remove some"
-                    )
-                seen[cell] = f"line {self.document.line_of(path)}"
-                yield cell
+                yield replace(self._cell(form, variants, path), drafts=drafts), path
+
+    def _special_cells(
+        self, variants: Mapping[str, Variant]
+    ) -> Iterator[tuple[Cell, yamltext.Path]]:
+        for i, hit in enumerate(self.form.special.prefix_hit):
+            path = ("special", "prefix_hit", i)
+            if hit.prefix_tokens >= hit.prompt_tokens:
+                raise self._error(
+                    (*path, "prefix_tokens"),
+                    f"a prefix of {hit.prefix_tokens} tokens leaves nothing of a prompt of "
+                    f"{hit.prompt_tokens} to compute; prompt_tokens counts both: raise it",
+                )
+            cell = self._cell(hit, variants, path)
+            yield replace(cell, prefix_tokens=hit.prefix_tokens), path
+        for i, mixed in enumerate(self.form.special.mixed):
+            path = ("special", "mixed", i)
+            cell = self._cell(mixed, variants, path)
+            yield replace(cell, arriving_tokens=mixed.arriving_tokens), path
+
+    def _derived(self, variants: Mapping[str, Variant], cells: Sequence[Cell]) -> Derived:
+        form, grid = self.form.special, self.form.grid
+        path: yamltext.Path = ("special", "chunk_crossing")
+        for i, multiple in enumerate(form.chunk_crossing):
+            if multiple in form.chunk_crossing[:i]:
+                raise self._error((*path, i), f"chunk_crossing has {multiple} twice; remove one")
+        off_grid: tuple[Cell, ...] = ()
+        if form.off_grid:
+            if grid is None:
+                raise self._error(
+                    ("special", "off_grid"),
+                    "off_grid takes its lengths from the grid, and there is none; add a grid, or "
+                    "write the lengths under cells",
+                )
+            drafts = self._drafts(grid.drafts, min(grid.output_tokens), ("grid",))[0]
+            off_grid = beside(grid, variants[grid.variants[0]], drafts, cells)
+        return Derived(off_grid, tuple(form.chunk_crossing), form.cudagraph)
 
     def _grid_cells(self, variants: Mapping[str, Variant]) -> Iterator[Cell]:
         grid = self.form.grid
@@ -210,8 +265,14 @@ class _Reader:
             )
         return [Drafts(name) for name in names] or [None]
 
-    def _cell(self, form: CellForm, variants: Mapping[str, Variant], path: yamltext.Path) -> Cell:
-        if form.ramp and form.concurrency < 2:
+    def _cell(
+        self,
+        form: CellForm | PrefixHit | Mixed,
+        variants: Mapping[str, Variant],
+        path: yamltext.Path,
+    ) -> Cell:
+        ramp = isinstance(form, CellForm) and form.ramp
+        if ramp and form.concurrency < 2:
             raise self._error(
                 (*path, "ramp"),
                 "a ramp needs a concurrency of 2 or more, to step down from; raise it",
@@ -221,7 +282,7 @@ class _Reader:
             form.prompt_tokens,
             form.output_tokens,
             self._variant(form.variant, variants, (*path, "variant")),
-            ramp=int(form.ramp),
+            ramp=int(ramp),
         )
 
     def _heaviest(self, form: Heaviest, variants: Mapping[str, Variant]) -> Cell:
@@ -256,7 +317,9 @@ class _Reader:
 
 
 def _hints(form: EngineForm) -> EngineHints:
-    return EngineHints(**form.model_dump())
+    sizes = form.capture_sizes
+    told = form.model_dump(exclude={"capture_sizes"})
+    return EngineHints(**told, capture_sizes=None if sizes is None else tuple(sorted(set(sizes))))
 
 
 def _digest(shapes: Shapes) -> str:

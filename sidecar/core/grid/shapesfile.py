@@ -2,7 +2,15 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+)
 
 from sidecar.core.grid.variants import ChatVariant, CompletionsVariant
 
@@ -63,6 +71,79 @@ class Heaviest(_Form):
     variant: VariantName = "completions"
 
 
+def _multiples(value: Any) -> Any:
+    return [1] if value is True else [] if value is False else value
+
+
+Multiples = Annotated[
+    list[Annotated[int, Field(ge=1, le=64)]],
+    Field(max_length=64),
+    BeforeValidator(_multiples),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "boolean"},
+                {
+                    "type": "array",
+                    "items": {"type": "integer", "minimum": 1, "maximum": 64},
+                    "maxItems": 64,
+                },
+            ]
+        }
+    ),
+]
+
+
+class PrefixHit(_Form):
+    """A wave whose prompts begin with what is in the prefix cache: the continuation kernels."""
+
+    prefix_tokens: Annotated[int, Field(ge=1, le=16_000_000)] = Field(
+        description="Of each prompt so many tokens are sent before, with the same salt. Of them "
+        "whole blocks are found in the cache (block_size of the engine)."
+    )
+    prompt_tokens: PromptTokens = Field(description="The whole prompt, the prefix included.")
+    concurrency: Concurrency = 1
+    output_tokens: OutputTokens = 16
+    variant: VariantName = "completions"
+
+
+class Mixed(_Form):
+    """A long prompt that arrives while others decode: prefill and decode in one step."""
+
+    concurrency: Concurrency = Field(description="How many decode when it arrives.")
+    prompt_tokens: PromptTokens = Field(default=16, description="Of each of those that decode.")
+    arriving_tokens: PromptTokens = Field(description="Of the prompt that arrives.")
+    output_tokens: OutputTokens = Field(
+        default=16,
+        description="Of each of those that decode; raised until they outlast the arriving prompt.",
+    )
+    variant: VariantName = "completions"
+
+
+class Special(_Form):
+    """What starts cold beside concurrency and length. Each wave proves that it was what it says."""
+
+    off_grid: bool = Field(
+        default=False,
+        description="Beside the grid: each length less 7 and plus 1 at the smallest concurrency, "
+        "each even concurrency less 1 at the shortest prompt, by the grid's first variant. Kernels "
+        "differ by whether a number divides by 16 or 2; one was cold at 513 tokens and not at 514.",
+    )
+    chunk_crossing: Multiples = Field(
+        default=[],
+        description="Prompts around each of these multiples of max_num_batched_tokens, where a "
+        "prompt is split into one chunk more: 1 token below, 1 above, and half a chunk above. "
+        "true: around the first.",
+    )
+    cudagraph: bool = Field(
+        default=False,
+        description="One decode wave for each captured batch size up to max_num_seqs, so that "
+        "each CUDA graph has run once. Dear: vLLM captures up to 51 sizes by default.",
+    )
+    prefix_hit: list[PrefixHit] = Field(default=[], max_length=200)
+    mixed: list[Mixed] = Field(default=[], max_length=200)
+
+
 class EngineForm(_Form):
     """What the operator knows of the engine. What the engine itself says wins."""
 
@@ -73,6 +154,14 @@ class EngineForm(_Form):
     vocab_size: Annotated[int, Field(ge=2, le=10_000_000)] | None = None
     draft_tokens: Annotated[int, Field(ge=0, le=64)] | None = Field(
         default=None, description="Draft tokens per step (num_speculative_tokens); 0: none."
+    )
+    capture_sizes: (
+        Annotated[
+            list[Annotated[int, Field(ge=1, le=65_536)]], Field(min_length=1, max_length=4096)
+        ]
+        | None
+    ) = Field(
+        default=None, description="Batch sizes whose CUDA graphs are captured, for cudagraph."
     )
 
 
@@ -119,6 +208,7 @@ class ShapesForm(_Form):
         max_length=50,
         description="Ways to make a request, beside completions and chat, which need no entry.",
     )
+    special: Special = Special()
     heaviest: Heaviest | None = None
     ranks: Literal["all"] | Annotated[list[Rank], Field(min_length=1, max_length=1024)] = Field(
         default="all",

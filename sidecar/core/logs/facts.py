@@ -89,6 +89,7 @@ def from_log(facts: EngineFacts, start: StartFacts) -> EngineFacts:
         "max_num_seqs": start.max_num_seqs,
         "max_num_batched_tokens": start.max_num_batched_tokens,
         "kv_cache_tokens": start.kv_cache_tokens,
+        "prefix_caching": start.prefix_caching,
         "ranks": start.data_parallel,
         "speculation": None if start.draft_tokens is None else start.draft_tokens > 0,
         "draft_tokens": start.draft_tokens,
