@@ -11,8 +11,10 @@ import anyio
 from sidecar.core.errors import ExitCode
 from sidecar.core.facts import EngineFacts
 from sidecar.core.grid.cells import Look
+from sidecar.core.grid.cost import Basis, Speed, wave_cost
 from sidecar.core.grid.plan import Plan
 from sidecar.core.judge.passes import Passes, Rest
+from sidecar.core.judge.speed import Speedometer
 from sidecar.core.judge.verdict import GridVerdict, Judge, Judged, Opening, Standing
 from sidecar.core.results import Outcome, WaveResult
 from sidecar.core.tally import MAX_ROWS, Totals, WaveRow, near_the_limit, row_of
@@ -62,6 +64,9 @@ class Boot:
     rows_dropped: int = 0
     warnings: dict[str, str] = field(default_factory=dict)
     """By cell: what its waves gave reason to warn of."""
+    speeds: Speedometer = field(default_factory=Speedometer)
+    basis: Basis = field(default_factory=Basis)
+    """What was known of its speed before its first wave."""
 
     def add(self, row: WaveRow) -> None:
         self.rows_dropped += len(self.rows) == self.rows.maxlen
@@ -147,6 +152,7 @@ class Attempt:
             raise
         took_s = anyio.current_time() - began_at
         for judged in self._judge.feed_together(waves):
+            boot.speeds.feed(judged.wave, took_s)
             self._note(judged, released_at, took_s / len(waves))
         gate.note(is_active=False, waves=tuple(boot.rows), waves_dropped=boot.rows_dropped)
         if any(r.outcome is not Outcome.OK for wave in waves for r in wave.results):
@@ -178,18 +184,32 @@ class Attempt:
             totals=gate.snapshot.totals.with_passes(new_passes),
             eta_s=self._eta_s(self._judge.lacks(), progress.waves_left),
             warmup_s=now - began_at,
+            speed=self._boot.speeds.speed,
             verdict=self._judge.verdict(),
         )
         done_at = anyio.current_time()
         self._told_again_at = done_at + _SHARE_FOR_EYES * (done_at - now)
 
     def _eta_s(self, lacking: Sequence[Look], waves_left: int) -> float | None:
-        """As long as the same looks took last time, and the mean for those that had none yet."""
-        if not self._took_s:
+        """As long as the same looks took last time; those that had none yet by the speed that was
+        measured, else as long as the others took on average."""
+        new = [look for look in lacking if look not in self._took_s]
+        boot = self._boot
+        speed = boot.speeds.speed or (boot.basis.speed if boot.basis.measured else None)
+        estimates = {} if speed is None else {look: self._estimate_s(look, speed) for look in new}
+        known = [*self._took_s.values(), *estimates.values()]
+        if not known:
             return None
-        mean_s = sum(self._took_s.values()) / len(self._took_s)
-        known_s = sum(self._took_s.get(look, mean_s) for look in lacking)
-        return known_s + mean_s * max(0, waves_left - len(lacking))
+        mean_s = sum(known) / len(known)
+        left_s = sum(self._took_s.get(look) or estimates.get(look) or mean_s for look in lacking)
+        return left_s + mean_s * max(0, waves_left - len(lacking))
+
+    def _estimate_s(self, look: Look, speed: Speed) -> float:
+        """Of one wave; those on several ranks go at the same time."""
+        plan, cell = self._boot.plan, look.cell
+        assert plan is not None
+        ranks = 1 if cell.rank is None else len({c.rank for c in plan.cells})
+        return wave_cost(cell, look.gait, plan.plug_tokens, speed).seconds / ranks
 
 
 def seed_of(nonce: str, attempt: int) -> int:

@@ -9,10 +9,11 @@ from typing import Protocol
 
 from sidecar.attempt import Boot
 from sidecar.core.grid.cells import Look
+from sidecar.core.grid.cost import Basis
 from sidecar.core.grid.plan import Plan
 from sidecar.core.judge.verdict import GridVerdict, Opening
 from sidecar.core.policy import Policy
-from sidecar.core.report import Report, with_escapes
+from sidecar.core.report import Report, basis_of, with_escapes
 from sidecar.core.tally import Totals
 from sidecar.core.watch.boot import BootMark
 from sidecar.core.watch.deaths import Cause, Death, InFlight, death_of, held, is_death, told
@@ -40,6 +41,8 @@ class Store(Protocol):
         ...
 
     async def add_report(self, report: Report) -> None: ...
+
+    async def last_report(self) -> Report | None: ...
 
     async def add_escapes(self, nonce: str, escapes: Sequence[Escape]) -> None:
         """To the last report, where it is the one of this run."""
@@ -145,6 +148,7 @@ class Record:
             waves=tuple(boot.rows),
             warnings=warnings,
             waves_dropped=boot.rows_dropped,
+            speed=boot.speeds.speed,
         )
         if self._store is None:
             return
@@ -162,6 +166,15 @@ class Record:
                 nonce=boot.nonce,
             )
             self._lacking = None if await self._store.keep(kept) else kept
+
+    async def basis(self, boot: Boot) -> Basis:
+        """What is known of the engine's speed: by this boot, else by the last warm-up."""
+        report = self.report
+        if report is None and self._store is not None:
+            report = await self._store.last_report()
+        known = basis_of(report, url=self._policy.url, model=boot.facts.model)
+        speed = boot.speeds.speed
+        return known if speed is None else Basis(speed, "as measured on this boot")
 
     async def add_escapes(self, boot: Boot, escapes: Sequence[Escape]) -> None:
         """What compiled while the gate was open belongs to the report of the warm-up before."""

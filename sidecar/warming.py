@@ -14,6 +14,7 @@ from sidecar.attempt import Attempt, Boot, Replay, exit_code_of, seed_of
 from sidecar.core.errors import ConfigError, EngineUnavailable, ExitCode, WarmupError
 from sidecar.core.facts import EngineFacts
 from sidecar.core.grid.cells import Look
+from sidecar.core.grid.cost import over_budget
 from sidecar.core.grid.plan import Plan
 from sidecar.core.judge.passes import Passes, Progress
 from sidecar.core.judge.verdict import Judge, Opening, Standing, opening
@@ -26,6 +27,9 @@ from sidecar.search import Learned
 from sidecar.watch import Watch
 
 log = logging.getLogger(__name__)
+
+_BUDGET = "budget"
+"""Among the warnings of a boot, beside the ids of cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,7 @@ class Warming:
             raise ConfigError(plan.refusal)
         plan = await self._without_held(boot, plan)
         policy = self._policy
+        await self._look_ahead(boot, plan)
         judge = boot.judge = boot.judge or Judge(plan, plan.facts, policy.converge)
         replay = boot.replay = boot.replay or self._replay_for(plan, boot.nonce)
         passes = Passes(
@@ -180,6 +185,8 @@ class Warming:
             totals=attempt.totals,
             warnings=self._gate.snapshot.warnings,
         )
+        if decided.open:
+            boot.warnings.pop(_BUDGET, None)
         self._warn(boot)
         if not decided.open:
             code = ExitCode.NOT_CONVERGED if boot.held else exit_code_of(verdict)
@@ -189,6 +196,15 @@ class Warming:
         boot.opened = decided
         self._open(Event.PASSED, boot)
         return None
+
+    async def _look_ahead(self, boot: Boot, plan: Plan) -> None:
+        """Say before the first request that the budget can't be met, as far as can be known."""
+        boot.basis = await self._record.basis(boot)
+        warning = over_budget(plan, boot.basis, self._policy.budget_s)
+        boot.warnings.pop(_BUDGET, None)
+        if warning is not None:
+            boot.warnings[_BUDGET] = warning
+        self._warn(boot)
 
     async def _without_held(self, boot: Boot, plan: Plan) -> Plan:
         held = await self._record.held(plan)

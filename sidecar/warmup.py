@@ -207,6 +207,7 @@ class Conductor:
             waves=(),
             waves_dropped=0,
             progress=None,
+            speed=None,
             warmup_s=None,
             held=(),
         )

@@ -17,6 +17,7 @@ from sidecar.cli.main import main
 from sidecar.cli.run import _Lines
 from sidecar.core.errors import ExitCode
 from sidecar.core.grid.cells import Gait
+from sidecar.core.grid.cost import Speed
 from sidecar.core.grid.shapes import parse
 from sidecar.core.judge.passes import Progress
 from sidecar.core.report import to_json, with_escapes
@@ -211,6 +212,38 @@ def test_plan_prints_cells_costs_and_what_does_not_fit(
     assert [c["gaits"] for c in made["cells"]] == [["led"], ["led", "held"], ["led"]]
     assert made["cost"]["a_pass"]["requests"] == 9
     assert made["unfit"][0]["remedy"].startswith("start vLLM with --max-num-seqs 9")
+
+
+def test_plan_takes_the_speeds_of_the_last_warm_up_and_says_what_the_budget_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Measured where a report has them, assumed where not, typed above all; never refused."""
+    shapes = tmp_path / "s.yaml"
+    shapes.write_text(
+        "budget: {total_s: 100}\ncells: [{prompt_tokens: 10000, output_tokens: 100}]\n"
+    )
+    command = ["plan", "--shapes", str(shapes), "--state-dir", str(tmp_path)]
+    assert code_of(*command) == 0
+    out = capsys.readouterr().out
+    assert "at the assumed 8000 prompt tokens/s and 50 output tokens/s" in out
+    assert "the budget is" not in out
+    report = replace(REPORT, speed=Speed(500.0, 10.0, 0.5))
+    (tmp_path / "last-report.json").write_text(to_json(report))
+    assert code_of(*command) == 0
+    out = capsys.readouterr().out
+    measured = (
+        rf"500 prompt tokens/s and 10 output tokens/s a stream, measured on .* at {report.url}"
+    )
+    assert re.search(rf"adds about 112 s to a scale-out: .* at {measured}", out), out
+    assert re.search(rf"warning: the grid needs about 112 s in 3 passes at {measured}", out)
+    assert "the budget is 100 s: raise budget.total_s" in out
+    assert code_of(*command, "--prefill-tokens-per-s", "10000", "--json") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["speed"]["prefill_tokens_per_s"], made["speed"]["decode_tokens_per_s"]) == (
+        10000,
+        10,
+    )
+    assert made["warnings"] == [w for w in made["warnings"] if "the budget is" not in w]
 
 
 def test_plan_of_an_unfit_grid_is_printed_and_refused(

@@ -97,6 +97,10 @@ class StateDir:
         if self._kept is not None:
             await self._within_limit(partial(self._refresh, self._kept.nonce, mark, at))
 
+    async def last_report(self) -> Report | None:
+        """Of the last warm-up that came to a verdict."""
+        return await self._within_limit(partial(self._parsed, LAST_REPORT, report_form.from_json))
+
     async def add_report(self, report: Report) -> None:
         """It becomes the last report, and without its waves a line of the history."""
         await self._within_limit(partial(self._add_report, report))

@@ -211,6 +211,9 @@ def _run_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--state-dir", metavar="DIR", help="take the speeds that the last warm-up measured"
+    )
     parser.add_argument("--json", action="store_true", help="the plan as JSON on stdout")
     for name, what in (("prefill", "prompt"), ("decode", "output")):
         parser.add_argument(

@@ -5,7 +5,8 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from typing import Any
 
 from sidecar.adapters.shapesfile import read
@@ -13,7 +14,16 @@ from sidecar.cli.settings import settings_of
 from sidecar.core.errors import ConfigError, ExitCode
 from sidecar.core.facts import EngineFacts
 from sidecar.core.grid.cells import Cell
-from sidecar.core.grid.cost import WARM_PASSES, Cost, PlanCost, Speed, cell_cost, plan_cost
+from sidecar.core.grid.cost import (
+    WARM_PASSES,
+    Basis,
+    Cost,
+    PlanCost,
+    Speed,
+    cell_cost,
+    over_budget,
+    plan_cost,
+)
 from sidecar.core.grid.plan import Plan, expand
 from sidecar.settings import Settings
 
@@ -29,23 +39,45 @@ def plan(options: argparse.Namespace) -> int:
     settings = settings_of(options)
     shapes = read(settings.shapes)
     facts = asyncio.run(_learn(settings)) if options.engine_url else EngineFacts()
-    speed = Speed()
-    speed = Speed(
-        options.prefill_tokens_per_s or speed.prefill_tokens_per_s,
-        options.decode_tokens_per_s or speed.decode_tokens_per_s,
-    )
+    basis = _basis(options, settings, facts)
+    speed = basis.speed
     made = expand(shapes, facts)
+    warning = over_budget(made, basis, shapes.budget.total_s)
+    if warning is not None:
+        made = replace(made, warnings=(*made.warnings, warning))
     cost = plan_cost(made, speed)
     if options.json:
-        print(json.dumps(_as_json(made, cost, speed), indent=2, ensure_ascii=False))
+        print(json.dumps(_as_json(made, cost, basis), indent=2, ensure_ascii=False))
     elif sys.stdout.isatty():
         _print_table(made, speed)
-        print("\n".join(_words(made, cost, speed)))
+        print("\n".join(_words(made, cost, basis)))
     else:
-        print("\n".join((*_lines(made, speed), *_words(made, cost, speed))))
+        print("\n".join((*_lines(made, speed), *_words(made, cost, basis))))
     if made.refusal is not None:
         raise ConfigError(made.refusal)
     return ExitCode.WARM
+
+
+def _basis(options: argparse.Namespace, settings: Settings, facts: EngineFacts) -> Basis:
+    """The speeds that were typed; else those of the last warm-up; else assumed ones."""
+    from sidecar.adapters.statefiles import last_report
+    from sidecar.core.report import basis_of
+
+    known, folder = Basis(), settings.state_dir
+    if folder is not None:
+        # A plan needs no report: where there is none, or none that can be read, it assumes.
+        with suppress(ConfigError):
+            url = settings.engine_url if options.engine_url else None
+            known = basis_of(last_report(folder), url=url, model=facts.model or settings.model)
+    prefill, decode = options.prefill_tokens_per_s, options.decode_tokens_per_s
+    if prefill is None and decode is None:
+        return known
+    speed = replace(
+        known.speed,
+        prefill_tokens_per_s=prefill or known.speed.prefill_tokens_per_s,
+        decode_tokens_per_s=decode or known.speed.decode_tokens_per_s,
+    )
+    return Basis(speed, known.measured if prefill is None or decode is None else None)
 
 
 async def _learn(settings: Settings) -> EngineFacts:
@@ -114,7 +146,7 @@ def _print_table(plan: Plan, speed: Speed) -> None:
     Console().print(table)
 
 
-def _words(plan: Plan, cost: PlanCost, speed: Speed) -> Iterator[str]:
+def _words(plan: Plan, cost: PlanCost, basis: Basis) -> Iterator[str]:
     a_pass, total = cost.a_pass, cost.total
     yield ""
     yield (
@@ -123,14 +155,13 @@ def _words(plan: Plan, cost: PlanCost, speed: Speed) -> Iterator[str]:
     )
     yield (
         f"adds about {total.seconds:.0f} s to a scale-out: the first prompt, {WARM_PASSES} passes"
-        f"{'' if plan.heaviest is None else ' and the heaviest path'}, at the assumed "
-        f"{speed.prefill_tokens_per_s:g} prompt tokens/s and {speed.decode_tokens_per_s:g} output "
-        "tokens/s a stream (--prefill-tokens-per-s, --decode-tokens-per-s); what is cold comes "
-        "on top"
+        f"{'' if plan.heaviest is None else ' and the heaviest path'}, at {basis} "
+        "(--prefill-tokens-per-s, --decode-tokens-per-s); what is cold comes on top"
     )
     yield f"engine: {_limits(plan.facts)}"
+    yield from plan.notes
     for unfit in plan.unfit:
-        yield f"does not fit: {unfit.cell.id}: {unfit.reason}; {unfit.remedy}"
+        yield f"does not fit: {unfit.id}: {unfit.reason}; {unfit.remedy}"
     for warning in plan.warnings:
         yield f"warning: {warning}"
 
@@ -145,7 +176,7 @@ def _limits(facts: EngineFacts) -> str:
     return ", ".join(known) or "nothing known (--engine-url asks it, engine: in the file says it)"
 
 
-def _as_json(plan: Plan, cost: PlanCost, speed: Speed) -> dict[str, Any]:
+def _as_json(plan: Plan, cost: PlanCost, basis: Basis) -> dict[str, Any]:
     def cell_json(cell: Cell) -> dict[str, Any]:
         return {
             "id": cell.id,
@@ -154,22 +185,25 @@ def _as_json(plan: Plan, cost: PlanCost, speed: Speed) -> dict[str, Any]:
             "prompt_tokens": cell.prompt_tokens,
             "output_tokens": cell.output_tokens,
             "ramp": cell.ramp,
+            "prefix_tokens": cell.prefix_tokens,
+            "arriving_tokens": cell.arriving_tokens,
             "variant": cell.variant.name,
             "endpoint": cell.variant.endpoint,
             "fields": dict(cell.variant.fields),
             "gaits": list(cell.gaits),
-            "cost": asdict(_cost(plan, cell, speed)),
+            "cost": asdict(_cost(plan, cell, basis.speed)),
         }
 
     return {
         "cells": [cell_json(cell) for cell in _cells(plan)],
-        "unfit": [{"cell": u.cell.id, "reason": u.reason, "remedy": u.remedy} for u in plan.unfit],
+        "unfit": [{"cell": u.id, "reason": u.reason, "remedy": u.remedy} for u in plan.unfit],
         "refusal": plan.refusal,
+        "notes": list(plan.notes),
         "warnings": list(plan.warnings),
         "plug_tokens": plan.plug_tokens,
         "batched_tokens": plan.batched_tokens,
         "batched_tokens_known": plan.batched_tokens_known,
         "engine": {name: getattr(plan.facts, name) for name in LIMITS},
         "cost": asdict(cost),
-        "speed": asdict(speed),
+        "speed": asdict(basis.speed) | {"measured": basis.measured},
     }

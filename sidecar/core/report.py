@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from sidecar.core.errors import ConfigError
 from sidecar.core.facts import EngineFacts
 from sidecar.core.grid.cells import Gait
+from sidecar.core.grid.cost import Basis, Speed
 from sidecar.core.grid.plan import Unfit
 from sidecar.core.judge.verdict import (
     Call,
@@ -55,6 +56,8 @@ class Report:
     escapes: tuple[Escape, ...] = ()
     """What compiled while the gate was open after this warm-up, the last MAX_KEPT."""
     escapes_total: int = 0
+    speed: Speed | None = None
+    """Of the engine, as its waves showed it; None: too few of them."""
     format: int = FORMAT
 
 
@@ -82,6 +85,16 @@ def with_escapes(report: Report, more: Sequence[Escape]) -> Report:
         escapes=(*report.escapes, *more)[-MAX_KEPT:],
         escapes_total=report.escapes_total + sum(escape.repeated for escape in more),
     )
+
+
+def basis_of(report: Report | None, *, url: str | None, model: str | None) -> Basis:
+    """The speed that a report measured, for the same engine and model; None matches any."""
+    if report is None or report.speed is None:
+        return Basis()
+    if url not in (None, report.url) or model not in (None, report.facts.model):
+        return Basis()
+    asked = f"{report.facts.model or 'an unknown model'} at {report.url}"
+    return Basis(report.speed, f"measured on {asked} at {_stamp(report.ended)} UTC")
 
 
 def rows(verdict: GridVerdict) -> tuple[Row, ...]:
@@ -146,7 +159,7 @@ def to_text(report: Report) -> str:
         _table(rows(report.verdict)),
         _calls(report.verdict.cells),
         _compiled(report.verdict.cells),
-        _listed("does not fit", [f"{u.cell.id}: {u.reason}; {u.remedy}" for u in report.unfit]),
+        _listed("does not fit", [f"{u.id}: {u.reason}; {u.remedy}" for u in report.unfit]),
         _escaped(report),
         _listed("warnings", report.warnings),
         _foot(report),
@@ -253,7 +266,7 @@ def _listed(title: str, lines: Sequence[str]) -> str:
 
 
 def _foot(report: Report) -> str:
-    totals = report.totals
+    totals, speed = report.totals, report.speed
     requests, waves = sum(totals.requests.values()), sum(totals.waves.values())
     took_s = (report.ended - report.began).total_seconds()
     return "\n".join(
@@ -263,6 +276,7 @@ def _foot(report: Report) -> str:
             f"{totals.output_tokens} output tokens, request ids warmup-{report.nonce}-*",
             f"from {_stamp(report.began)} to {_stamp(report.ended)} UTC ({took_s:.1f} s): "
             "the engine's own latency histograms hold these requests too",
+            *([] if speed is None else [f"warm, it did {Basis(speed, 'as measured')}"]),
         )
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from sidecar import __version__
+from sidecar.core.grid.cost import Speed
 from sidecar.core.judge.verdict import Call, CellVerdict, GaitFigures, Kernel, Standing
 from sidecar.core.logs.items import SourceState
 from sidecar.core.logs.window import Completeness
@@ -170,6 +171,7 @@ class Status(Ready):
     escapes: Escapes | None = Field(description="null: no log is read.")
     logs: tuple[SourceState, ...] = Field(description="Where the engine's log is read from.")
     totals: Totals
+    speed: Speed | None = Field(description="Of the warm engine; null: not measured yet.")
     warmup_s: float | None
     active: bool
 
@@ -234,6 +236,7 @@ def status_of(snapshot: Snapshot) -> Status:
         escapes=None if snapshot.escapes is None else _escapes(snapshot.escapes),
         logs=snapshot.logs,
         totals=snapshot.totals,
+        speed=snapshot.speed,
         warmup_s=snapshot.warmup_s,
         active=snapshot.is_active,
     )

@@ -170,6 +170,9 @@ class MemoryStore:
         self.refreshed.append(mark)
         self.kept = replace(self.kept, boot=mark, marked_at=at)
 
+    async def last_report(self):
+        return self.reports[-1] if self.reports else None
+
     async def add_report(self, report):
         self.reports.append(report)
 

@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from sidecar.core.errors import EngineRejected, EngineUnavailable, ExitCode
+from sidecar.core.grid.cells import Cell
 from sidecar.core.policy import Rhythm
 from sidecar.core.results import Outcome
 from sidecar.core.tally import WaveOutcome
@@ -674,3 +675,27 @@ async def test_a_step_near_the_engines_own_limit_is_warned_of():
         said = " ".join(stage.snapshot.warnings)
     assert "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS" in said
     assert all(cell.id in said for cell in CELLS)
+
+
+async def test_a_budget_that_cant_be_met_is_said_before_the_first_request():
+    """By assumed speeds at first, by the last warm-up's after it; a guess refuses nothing."""
+    cells = (Cell(1, 4000, 2000),)
+    store = MemoryStore()
+    stage = Stage(cells=cells, store=store, budget_s=60.0)
+    async with stage.running():
+        await stage.until(lambda s: s.is_active)
+        assert any(
+            "the grid needs about 122 s in 3 passes at" in w for w in stage.snapshot.warnings
+        )
+        assert stage.sent == 1
+        await stage.until(is_ready)
+        assert not any("the grid needs" in w for w in stage.snapshot.warnings)
+    (report,) = store.reports
+    assert report.speed == stage.snapshot.speed is not None
+    later = Stage(cells=cells, store=store, budget_s=20.0)
+    later.engine.boot += 50
+    async with later.running():
+        await later.until(lambda s: s.is_active)
+        (told,) = (w for w in later.snapshot.warnings if "the grid needs about 30 s" in w)
+        assert "measured on tiny at http://engine:8000" in told
+        assert later.snapshot.eta_s is not None

@@ -1,7 +1,7 @@
 """What a plan costs before it is run: waves, requests, tokens, and an estimate in seconds."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sidecar.core.grid.cells import Cell, Gait
 from sidecar.core.grid.plan import Plan
@@ -12,7 +12,7 @@ WARM_PASSES = 3
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast the engine is assumed to be, in tokens per second.
+    """How fast an engine is, in tokens per second.
 
     The defaults are round figures for a model of some ten billion parameters on one large GPU.
     `decode` is of one stream: all streams of a wave decode together.
@@ -20,11 +20,29 @@ class Speed:
 
     prefill_tokens_per_s: float = 8_000.0
     decode_tokens_per_s: float = 50.0
+    wave_s: float = 0.0
+    """What a wave takes beside its tokens: connections, counters, fences."""
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """The speed that an estimate rests on, and where it comes from."""
+
+    speed: Speed = Speed()
+    measured: str | None = None
+    """When and on what, for people; None: it is assumed."""
+
+    def __str__(self) -> str:
+        figures = (
+            f"{self.speed.prefill_tokens_per_s:.4g} prompt tokens/s and "
+            f"{self.speed.decode_tokens_per_s:.4g} output tokens/s a stream"
+        )
+        return f"the assumed {figures}" if self.measured is None else f"{figures}, {self.measured}"
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one cell in one pass, of all its gaits, plugs included; or a sum of such."""
+    """Of one cell in one pass, of all its gaits, plugs and primes included; or a sum of such."""
 
     waves: int = 0
     requests: int = 0
@@ -50,22 +68,26 @@ def sum_costs(costs: Iterable[Cost]) -> Cost:
     return sum(costs, Cost())
 
 
+def wave_cost(cell: Cell, gait: Gait, plug_tokens: int | None, speed: Speed) -> Cost:
+    """One wave. Each request generates one token more than it has decode steps."""
+    plug = 0 if gait is Gait.LED else plug_tokens or 0
+    primes = cell.concurrency if cell.prime_tokens else 0
+    computed = cell.wave_computed_tokens + cell.prime_tokens + plug
+    longest = cell.output_tokens_of(cell.concurrency - 1)
+    return Cost(
+        waves=1,
+        requests=cell.requests + primes + bool(plug),
+        prompt_tokens=cell.wave_prompt_tokens + cell.prime_tokens + plug,
+        output_tokens=cell.wave_output_tokens + primes + bool(plug),
+        seconds=computed / speed.prefill_tokens_per_s
+        + longest / speed.decode_tokens_per_s
+        + speed.wave_s,
+    )
+
+
 def cell_cost(cell: Cell, plug_tokens: int | None, speed: Speed) -> Cost:
     """One wave in each of the cell's gaits."""
-    total = Cost()
-    for gait in cell.gaits:
-        plug = (plug_tokens or 0) if gait is Gait.HELD else 0
-        prompt_tokens = cell.wave_prompt_tokens + plug
-        longest = cell.output_tokens_of(cell.concurrency - 1)
-        total += Cost(
-            waves=1,
-            requests=cell.concurrency + bool(plug),
-            prompt_tokens=prompt_tokens,
-            output_tokens=cell.wave_output_tokens + bool(plug),
-            seconds=prompt_tokens / speed.prefill_tokens_per_s
-            + longest / speed.decode_tokens_per_s,
-        )
-    return total
+    return sum_costs(wave_cost(cell, gait, plug_tokens, speed) for gait in cell.gaits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +105,31 @@ class PlanCost:
 
 def plan_cost(plan: Plan, speed: Speed) -> PlanCost:
     """The cost of a plan with `WARM_PASSES` passes."""
-    a_pass = sum_costs(cell_cost(cell, plan.plug_tokens, speed) for cell in plan.cells)
-    alone = [cell for cell in (plan.first, plan.heaviest) if cell is not None]
-    once = sum_costs(cell_cost(cell, None, speed) for cell in alone)
+    a_pass = _together(plan.cells, plan.plug_tokens, speed)
+    once = Cost()
+    for cell in (plan.first, plan.heaviest):
+        once += Cost() if cell is None else cell_cost(cell, None, speed)
     return PlanCost(a_pass, once, once + a_pass.times(WARM_PASSES))
+
+
+def _together(cells: Iterable[Cell], plug_tokens: int | None, speed: Speed) -> Cost:
+    """A sum in which the same wave on several ranks takes the time of one: they run at once."""
+    total = Cost()
+    seen: set[Cell] = set()
+    for cell in cells:
+        cost = cell_cost(cell, plug_tokens, speed)
+        anywhere = replace(cell, rank=None)
+        total += replace(cost, seconds=0.0) if anywhere in seen else cost
+        seen.add(anywhere)
+    return total
+
+
+def over_budget(plan: Plan, basis: Basis, budget_s: float) -> str | None:
+    """One sentence if the budget can't be met, as far as is known; None: it can."""
+    needed_s = plan_cost(plan, basis.speed).total.seconds
+    if needed_s <= budget_s:
+        return None
+    return (
+        f"the grid needs about {needed_s:.0f} s in {WARM_PASSES} passes at {basis}, and the budget "
+        f"is {budget_s:g} s: raise budget.total_s in the shapes file, or leave cells out"
+    )

@@ -12,6 +12,7 @@ from typing import TypedDict, Unpack
 
 from sidecar.core.errors import ExitCode
 from sidecar.core.facts import EngineFacts
+from sidecar.core.grid.cost import Speed
 from sidecar.core.judge.passes import Progress
 from sidecar.core.judge.verdict import GridVerdict
 from sidecar.core.logs.items import SourceState
@@ -127,6 +128,8 @@ class Snapshot:
     """Waves are being sent now."""
     cell: str | None = None
     """Of the wave that is being sent, or of the last one in this warm-up."""
+    speed: Speed | None = None
+    """Of this boot, as its waves showed it; None: not known yet."""
     warmup_s: float | None = None
     """How long the running warm-up has taken so far, or the last one took."""
     nonce: str | None = None
@@ -158,6 +161,7 @@ class Notes(TypedDict, total=False):
     totals: Totals
     is_active: bool
     cell: str | None
+    speed: Speed | None
     warmup_s: float | None
     nonce: str | None
     escapes: EscapeLog | None
