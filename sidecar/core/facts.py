@@ -17,6 +17,10 @@ _MOST, _DIGITS, _MOST_BYTES = 2**31, 15, 2**50
 """Of a limit in tokens or requests, and of the digits of a capacity. A prompt is made as long as
 the engine says that it takes."""
 
+_NESTED = ("structured_outputs", "response_format")
+"""Fields whose own fields are learned too: vLLM ignores what it doesn't know inside them as well
+(0.32: extra="allow", or a dataclass that pydantic fills)."""
+
 Names = Annotated[frozenset[str], PlainSerializer(sorted, return_type=list[str])]
 """In JSON always in the same order, so that two reports can be compared."""
 
@@ -209,21 +213,59 @@ def from_server_info(facts: EngineFacts, body: object) -> EngineFacts:
 
 
 def from_openapi(facts: EngineFacts, body: object) -> EngineFacts:
-    """From /openapi.json: which fields each endpoint takes."""
+    """From /openapi.json: which fields each endpoint takes, one level down too, and which values
+    where only some are allowed (`response_format.type=text`)."""
     found: dict[Endpoint, frozenset[str]] = {}
     for endpoint in Endpoint:
         schema = _dig(
             body, "paths", endpoint.path, "post", "requestBody", "content", "application/json"
         )
-        reference = _dig(schema, "schema", "$ref")
-        if isinstance(reference, str):
-            name = reference.rpartition("/")[2]
-            properties = _dig(body, "components", "schemas", name, "properties")
-        else:
-            properties = _dig(schema, "schema", "properties")
-        if isinstance(properties, dict) and properties:
-            found[endpoint] = frozenset(name for name in properties if name.isidentifier())
+        properties = _properties(body, _dig(schema, "schema"))
+        if properties:
+            names = _named("", properties)
+            for name, inner in properties.items():
+                if name in _NESTED:
+                    for branch in _branches(inner):
+                        names |= _named(f"{name}.", _properties(body, branch))
+            found[endpoint] = frozenset(names)
     return learned(facts, "/openapi.json", request_fields=found or None)
+
+
+def _properties(body: object, schema: object) -> dict[str, Any]:
+    """Of an object's schema, itself or what it refers to."""
+    reference = _dig(schema, "$ref")
+    if isinstance(reference, str):
+        schema = _dig(body, "components", "schemas", reference.rpartition("/")[2])
+    properties = _dig(schema, "properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+def _branches(schema: object) -> list[object]:
+    """What a property may be: itself, or each of its alternatives."""
+    branches = _dig(schema, "anyOf")
+    return branches if isinstance(branches, list) else [schema]
+
+
+def _named(prefix: str, properties: Mapping[str, Any]) -> set[str]:
+    """The names of properties, and of the values of those that are a choice of words."""
+    names: set[str] = set()
+    for name, schema in properties.items():
+        if name.isidentifier():
+            names.add(prefix + name)
+            names |= {f"{prefix}{name}={word}" for word in _words(schema)}
+    return names
+
+
+def _words(schema: object) -> list[str]:
+    """All that a string may be here; none where any may."""
+    words: list[str] = []
+    for branch in _branches(schema):
+        some = _dig(branch, "enum") or [_dig(branch, "const")]
+        known = [w for w in some if isinstance(w, str)] if isinstance(some, list) else []
+        if _dig(branch, "type") == "string" and not known:
+            return []
+        words += known
+    return words
 
 
 def _dig(tree: object, *path: str) -> Any:

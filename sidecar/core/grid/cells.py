@@ -46,6 +46,18 @@ class Variant:
     endpoint: Endpoint = Endpoint.COMPLETIONS
     fields: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def choices(self) -> int:
+        """Answers that each request asks for: vLLM runs each as a sequence of its own."""
+        choices = self.fields.get("n")
+        return choices if isinstance(choices, int) else 1
+
+    @property
+    def is_streamed(self) -> bool:
+        """vLLM refuses to stream prompt_logprobs (0.32 completion/protocol.py,
+        chat_completion/protocol.py): such an answer comes, and is timed, as a whole."""
+        return "prompt_logprobs" not in self.fields
+
     def __hash__(self) -> int:
         return hash((self.name, self.endpoint, json.dumps(self.fields, sort_keys=True)))
 
@@ -140,7 +152,8 @@ class Cell:
 
     @property
     def wave_output_tokens(self) -> int:
-        return sum(self.output_tokens_of(i) for i in range(self.requests))
+        tokens = sum(self.output_tokens_of(i) for i in range(self.requests))
+        return tokens * self.variant.choices
 
     @property
     def prime_tokens(self) -> int:

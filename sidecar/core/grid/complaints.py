@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from sidecar.core.grid.fields import OWNED, RENAMED
 from sidecar.core.grid.shapesfile import (
     BudgetForm,
     CellForm,
@@ -18,11 +19,16 @@ from sidecar.core.grid.shapesfile import (
     Special,
 )
 from sidecar.core.grid.variants import (
-    OWNED,
-    RENAMED,
+    RULE,
+    UNNAMED,
     ChatVariant,
     CompletionsVariant,
+    Function,
+    JsonSchema,
+    NamedTool,
+    ResponseFormat,
     StructuredOutputs,
+    Tool,
 )
 from sidecar.core.nearest import suggest
 from sidecar.core.yamltext import Document
@@ -40,6 +46,11 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "completions": CompletionsVariant,
     "chat": ChatVariant,
     "structured_outputs": StructuredOutputs,
+    "response_format": ResponseFormat,
+    "json_schema": JsonSchema,
+    "tools": Tool,
+    "function": Function,
+    "tool_choice": NamedTool,
 }
 
 
@@ -81,6 +92,8 @@ _SENTENCES = {
 
 def _sentence(detail: ErrorDetails) -> str:
     kind, loc = detail["type"], detail["loc"]
+    if kind == RULE:
+        return f"{_place(loc)}: {detail['msg']}"
     if kind == "extra_forbidden":
         return _unknown(loc)
     if kind == "missing":
@@ -94,10 +107,10 @@ def _sentence(detail: ErrorDetails) -> str:
 def _unknown(loc: tuple[str | int, ...]) -> str:
     key = str(loc[-1])
     section = next((e for e in reversed(loc[:-1]) if isinstance(e, str) and e in _SECTIONS), "")
-    in_variant = bool(loc) and loc[0] == "variants"
-    if in_variant and key in OWNED and section != "structured_outputs":
+    in_variant = section in ("completions", "chat")
+    if in_variant and key in OWNED:
         return f'{_place(loc[:-1])}: "{key}" is not for a variant to set: {OWNED[key]}; remove it'
-    if in_variant and key in RENAMED and section != "structured_outputs":
+    if in_variant and key in RENAMED:
         return (
             f'{_place(loc[:-1])}: vLLM has no field "{key}" any more, or not here; '
             f"write {RENAMED[key]}"
@@ -114,7 +127,7 @@ def _unknown(loc: tuple[str | int, ...]) -> str:
 
 def _place(loc: tuple[str | int, ...]) -> str:
     """`grid.concurrency[2]`, without the names that pydantic gives to members of unions."""
-    parts = list(loc)
+    parts = [part for part in loc if not str(part).startswith(UNNAMED)]
     if len(parts) > 2 and parts[0] == "variants":
         del parts[2]
     text = ""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from sidecar.core.facts import EngineFacts
 from sidecar.core.grid.cells import Cell, Gait
-from sidecar.core.nearest import suggest
+from sidecar.core.grid.listed import unlisted
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +54,16 @@ def _unknown_field(cell: Cell, limits: Limits) -> Unfit | None:
     fields = listed.get(cell.variant.endpoint) if listed is not None else None
     if not fields:
         return None
-    for name in cell.variant.fields:
-        if name not in fields:
-            return Unfit(
-                cell,
-                f'variant "{cell.variant.name}" sets "{name}", which the engine\'s own '
-                f"/openapi.json doesn't list for {cell.variant.endpoint.path}"
-                f"{suggest(name, fields)}",
-                "correct or remove the field, since vLLM would ignore it in silence",
-                forbidden=True,
-            )
-    return None
+    found = unlisted(cell.variant.fields, fields)
+    if found is None:
+        return None
+    return Unfit(
+        cell,
+        f'variant "{cell.variant.name}" sets "{found.field}", which the engine\'s own '
+        f"/openapi.json doesn't list for {cell.variant.endpoint.path}{found.hint}",
+        found.remedy,
+        forbidden=True,
+    )
 
 
 def _no_drafts(cell: Cell, limits: Limits) -> Unfit | None:
@@ -164,8 +163,15 @@ def _too_long(cell: Cell, limits: Limits, declared: Cell) -> Unfit | None:
 
 def _too_many(cell: Cell, limits: Limits) -> Unfit | None:
     limit = limits.facts.max_num_seqs
-    if limit is None or cell.requests <= limit:
+    if limit is None or cell.requests * cell.variant.choices <= limit:
         return None
+    if cell.variant.choices > 1:
+        return Unfit(
+            cell,
+            f"{cell.variant.choices} choices of a request are above max_num_seqs {limit}"
+            f"{where(limits.facts, 'max_num_seqs')}, so the rest would only queue",
+            f"start vLLM with --max-num-seqs {cell.variant.choices}, or set n to at most {limit}",
+        )
     arriving = " and one that arrives" if cell.arriving_tokens else ""
     return Unfit(
         cell,

@@ -11,8 +11,10 @@ from pydantic import ValidationError
 
 from sidecar.core import yamltext
 from sidecar.core.errors import ConfigError
-from sidecar.core.grid.cells import Cell, Converge, Drafts, Endpoint, Role, Variant
+from sidecar.core.grid.alone import refused
+from sidecar.core.grid.cells import Cell, Converge, Drafts, Role, Variant
 from sidecar.core.grid.complaints import complaint
+from sidecar.core.grid.profiles import BUILT_IN, pieces, variants_of
 from sidecar.core.grid.shapesfile import (
     MAX_CELLS,
     CellForm,
@@ -23,15 +25,8 @@ from sidecar.core.grid.shapesfile import (
     ShapesForm,
 )
 from sidecar.core.grid.special import Derived, beside
-from sidecar.core.grid.variants import fields_of
 from sidecar.core.nearest import suggest
 from sidecar.core.yamltext import Document
-
-BUILT_IN = {
-    "completions": Variant("completions", Endpoint.COMPLETIONS),
-    "chat": Variant("chat", Endpoint.CHAT),
-}
-"""Variants that need no declaration."""
 
 
 class OnUnfit(StrEnum):
@@ -127,15 +122,19 @@ class _Reader:
 
     def shapes(self) -> Shapes:
         variants = self._variants()
-        cells = tuple(self._cells(variants))
-        derived = self._derived(variants, cells)
+        cells = tuple(self.cells(variants))
+        derived = replace(self._derived(variants, cells), profiled=self._profiled(variants, cells))
         if not cells and derived == Derived():
-            raise self._error((), 'declares nothing to warm; add a "grid" or "cells"')
-        heaviest = self.form.heaviest
-        budget = self.form.budget
+            raise self._error((), 'declares nothing to warm; add "grid", "cells" or "profiles"')
+        form, budget = self.form.heaviest, self.form.budget
+        heaviest = self._heaviest(form, variants) if form else None
+        for cell in (*cells, *((heaviest,) if heaviest else ())):
+            why = refused(cell)
+            if why is not None:
+                raise self._error(("variants", cell.variant.name), why)
         shapes = Shapes(
             cells=cells,
-            heaviest=self._heaviest(heaviest, variants) if heaviest else None,
+            heaviest=heaviest,
             ranks=self._ranks(),
             engine=_hints(self.form.engine),
             budget=Budget(budget.total_s, budget.passes, budget.request_timeout_s),
@@ -149,17 +148,23 @@ class _Reader:
         return replace(shapes, digest=_digest(shapes))
 
     def _variants(self) -> Mapping[str, Variant]:
-        declared = {
-            name: Variant(name, Endpoint(form.endpoint), fields_of(form))
-            for name, form in self.form.variants.items()
-        }
-        for name in declared.keys() & BUILT_IN.keys():
+        for name in self.form.variants.keys() & BUILT_IN.keys():
             raise self._error(
                 ("variants", name), f'the variant "{name}" exists already; give yours another name'
             )
-        return BUILT_IN | declared
+        theirs = [piece.variants for piece in pieces(self.form.profiles)]
+        return BUILT_IN | variants_of(*theirs, self.form.variants)
 
-    def _cells(self, variants: Mapping[str, Variant]) -> Iterator[Cell]:
+    def _profiled(self, variants: Mapping[str, Variant], cells: Sequence[Cell]) -> tuple[Cell, ...]:
+        names = self.form.profiles
+        for i, name in enumerate(names):
+            if name in names[:i]:
+                raise self._error(("profiles", i), f'profiles has "{name}" twice; remove one')
+        readers = [replace(self, form=piece) for piece in pieces(names)]
+        found = dict.fromkeys(c for reader in readers for c in reader.cells(variants))
+        return tuple(cell for cell in found if cell not in cells)
+
+    def cells(self, variants: Mapping[str, Variant]) -> Iterator[Cell]:
         seen: dict[Cell, str] = {}
         for cell in self._grid_cells(variants):
             seen[cell] = "the grid"

@@ -203,6 +203,13 @@ class ShapesForm(_Form):
     name: str | None = Field(default=None, max_length=100)
     grid: Grid | None = None
     cells: list[CellForm] = Field(default=[], max_length=MAX_CELLS)
+    profiles: list[Literal["agents", "rag", "chat"]] = Field(
+        default=[],
+        max_length=3,
+        description="Ready-made cells and variants for users of a kind; `vllm-warmup plan` shows "
+        "them. What does not fit the engine is left out. A variant of the same name here replaces "
+        "theirs.",
+    )
     variants: dict[VariantName, VariantForm] = Field(
         default={},
         max_length=50,

@@ -35,6 +35,8 @@ class Derived:
     crossings: tuple[int, ...] = ()
     """Multiples of max_num_batched_tokens around which prompts are sent."""
     cudagraph: bool = False
+    profiled: tuple[Cell, ...] = ()
+    """Of ready-made profiles; none that is declared itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +81,15 @@ def found(
 
     Where nothing was learned of any engine (`plan` without one), what can't be known is no fault.
     """
-    cells: list[Cell] = list(derived.beside)
+    cells: list[Cell] = [*derived.profiled, *derived.beside]
     unfit: list[Unfit] = []
     notes: list[str] = []
+    if derived.profiled:
+        notes.append(f"profiles: {_count(derived.profiled)}")
     if derived.beside:
         notes.append(f"off_grid: {_count(derived.beside)} beside the grid")
     if derived.crossings:
-        taken = _points((*declared, *derived.beside), Variant("completions"))
+        taken = _points((*declared, *cells), Variant("completions"))
         _cross(derived.crossings, taken, facts, cells, unfit, notes)
     if derived.cudagraph:
         _replay(facts, batched_tokens, cells, unfit, notes)
