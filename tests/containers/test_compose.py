@@ -1,69 +1,129 @@
 """compose.override.yaml beside somebody's compose.yaml."""
 
-import json
-import shutil
-import uuid
+import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.containers.conftest import ROOT
-from tests.containers.docker import Docker, get
+from tests.containers.docker import Docker
+from tests.containers.project import VLLM, Project, made
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(300)]
 
-COMPOSE = """\
-services:
-  vllm:  # the simulated engine stands in for a real one
-    image: {image}
-    command: [sim, --host, 0.0.0.0, --port, "8000"]
-    healthcheck: {{disable: true}}
-    logging: {{driver: json-file, options: {{max-size: 1m}}}}
+WEB = """\
   web:  # whatever must not get a request before the engine is warm
-    image: {image}
+    image: ${TEST_IMAGE}
     entrypoint: [sleep, infinity]
-    healthcheck: {{disable: true}}
+    healthcheck: {disable: true}
     stop_signal: SIGKILL
     depends_on:
-      warmup: {{condition: service_healthy}}
+      warmup: {condition: service_healthy}
 """
+CACHES = ("/root/.cache/vllm", "/root/.triton/cache", "/root/.cache/flashinfer")
 
 
 @pytest.fixture
-def project(docker: Docker, image: str, tmp_path: Path) -> Iterator[Path]:
-    """Somebody's folder with a compose.yaml; ours is dropped beside it, as it is shipped."""
-    (tmp_path / "compose.yaml").write_text(COMPOSE.format(image=image))
-    shutil.copy(ROOT / "compose.override.yaml", tmp_path)
-    name = f"warmup-test-{uuid.uuid4().hex[:8]}"
-    (tmp_path / ".env").write_text(
-        f"COMPOSE_PROJECT_NAME={name}\nWARMUP_IMAGE={image}\nWARMUP_PORT=0\n"
-    )
-    try:
-        yield tmp_path
-    finally:
-        docker("compose", "down", "--volumes", "--timeout", "3", cwd=tmp_path, check=False)
+def project(docker: Docker, image: str, tmp_path: Path) -> Iterator[Project]:
+    with made(docker, image, tmp_path) as project:
+        project.add("compose.override.yaml")
+        yield project
 
 
-def test_override_warms_before_a_service_that_waits(docker: Docker, project: Path) -> None:
+def test_override_warms_before_a_service_that_waits(docker: Docker, project: Project) -> None:
     """`up` starts what depends on the sidecar only once the gate is open."""
-    docker("compose", "up", "--detach", "--quiet-pull", cwd=project, limit_s=240)
-    warmup = docker("compose", "ps", "--quiet", "warmup", cwd=project)
+    (project.folder / "compose.yaml").write_text(VLLM + WEB)
+    project("up", "--detach", "--quiet-pull", limit_s=240)
+    warmup = project.container("warmup")
     assert docker.health(warmup) == "healthy"
-    answer = get(f"{docker.url(warmup)}/ready")
+    answer = project.ask()
     assert answer is not None
     assert answer.status == 200, answer
     assert answer.body["engine"]["url"] == "http://vllm:8000"
-    web = docker("compose", "ps", "--quiet", "web", cwd=project)
+    web = project.container("web")
     assert docker.state(web)["StartedAt"] > docker.state(warmup)["StartedAt"]
+    kept = project.docker("inspect", "--format", "{{json .Mounts}}", project.container("vllm"))
+    assert all(f'"Destination":"{place}"' in kept for place in CACHES)
 
 
-def test_override_leaves_the_engine_as_it_was(docker: Docker, project: Path) -> None:
-    """The merged `vllm` service, its logging driver too, is the user's own."""
-    alone = project / "alone.yaml"
-    alone.write_text((project / "compose.yaml").read_text().split("  web:")[0])
-    shown = ("config", "--format", "json")
-    before = json.loads(docker("compose", "--file", alone.name, *shown, cwd=project))
-    after = json.loads(docker("compose", *shown, cwd=project))
-    assert before["services"]["vllm"]["logging"]["driver"] == "json-file"
-    assert after["services"]["vllm"] == before["services"]["vllm"]
+def test_override_leaves_the_engine_as_it_was(project: Project) -> None:
+    """The merged `vllm` is the user's own, its logging driver too; four volumes come to it."""
+    before = project.config("compose.yaml")["services"]["vllm"]
+    after = project.config()["services"]["vllm"]
+    assert before["logging"]["driver"] == "json-file"
+    added = after.pop("volumes")
+    assert after == before
+    assert [(one["type"], one["target"]) for one in added] == [
+        ("volume", place) for place in (*CACHES, "/root/.tilelang/cache")
+    ]
+
+
+def test_the_sidecar_is_hardened(docker: Docker, project: Project) -> None:
+    """As it runs, not as it is written."""
+    project("up", "--detach", "--quiet-pull", "warmup")
+    shown = docker("inspect", "--format", "{{json .HostConfig}}", project.container("warmup"))
+    for part in (
+        '"ReadonlyRootfs":true',
+        '"CapDrop":["ALL"]',
+        '"SecurityOpt":["no-new-privileges:true"]',
+        '"RestartPolicy":{"Name":"unless-stopped"',
+    ):
+        assert part in shown
+    assert docker.state(project.container("vllm"))["Running"], "it is brought along"
+
+
+OWN = """\
+    volumes:
+      - ./mine:/root/.cache/vllm
+      - ./models:/root/.cache/huggingface
+"""
+
+
+def test_a_volume_of_the_user_s_own_at_the_same_place(project: Project) -> None:
+    """Compose takes ours, and a line in .env gives the user's back; others are left alone."""
+    (project.folder / "compose.yaml").write_text(VLLM + OWN)
+
+    def sources() -> dict[str, str]:
+        volumes = project.config()["services"]["vllm"]["volumes"]
+        assert len(volumes) == 5
+        return {one["target"]: Path(one["source"]).name for one in volumes}
+
+    assert sources()["/root/.cache/vllm"] == "warmup-cache-torch"
+    project.set(WARMUP_CACHE_TORCH="./mine")
+    assert sources()["/root/.cache/vllm"] == "mine"
+    assert sources()["/root/.cache/huggingface"] == "models"
+
+
+@pytest.mark.parametrize(
+    "file", ["compose.override.yaml", "compose.logs.yaml", "deploy/compose/compose.socket.yaml"]
+)
+def test_a_service_that_is_not_called_vllm(project: Project, file: str) -> None:
+    """The one line that the file itself gives is enough."""
+    project.add(file)
+    (project.folder / "compose.yaml").write_text(VLLM.replace("vllm:", "llm:"))
+    files = sorted({"compose.override.yaml", Path(file).name}, reverse=True)
+    for name in files:
+        text = (project.folder / name).read_text()
+        (command,) = re.findall(r"sed -i 's.*$", text, re.MULTILINE)
+        subprocess.run(["sh", "-c", command], cwd=project.folder, check=True)
+    config = project.config("compose.yaml", *files)
+    assert {"llm", "warmup"} <= config["services"].keys() <= {"llm", "warmup", "docker-logs"}
+    warmup = config["services"]["warmup"]
+    assert warmup["environment"]["WARMUP_ENGINE_URL"] == "http://llm:8000"
+    assert warmup["depends_on"].keys() == {"llm"}
+    assert "vllm?" not in warmup["environment"].get("WARMUP_LOG", "")
+
+
+def test_variables_have_defaults(project: Project) -> None:
+    """Without any of them the file still says something sensible."""
+    (project.folder / ".env").write_text("TEST_IMAGE=any\n")
+    config = project.config()
+    warmup = config["services"]["warmup"]
+    assert warmup["environment"]["WARMUP_SHAPES"] == "default"
+    assert [(p["host_ip"], p["published"], p["target"]) for p in warmup["ports"]] == [
+        ("127.0.0.1", "8900", 8900)
+    ]
+    check = warmup["healthcheck"]
+    assert (check["interval"], check["timeout"], check["retries"]) == ("5s", "3s", 3)
+    assert check["start_period"] == "24h0m0s"
