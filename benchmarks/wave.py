@@ -297,7 +297,8 @@ async def pooled(url: str, repeat: int, tokens: int) -> list[float]:
     engine = Engine(url)
     async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         for number in range(repeat + 1):
-            requests = await Bodies(engine, FACTS, "pool").wave(Cell(64, tokens, 16), number)
+            salvo = await Bodies(engine, FACTS, "pool").wave(Cell(64, tokens, 16), number)
+            requests = salvo.requests
             written: list[float] = []
             async with asyncio.TaskGroup() as group:
                 for i, request in enumerate(requests):

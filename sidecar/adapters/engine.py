@@ -168,11 +168,22 @@ class Engine:
         self._presence.saw_asleep = bool(scrape.asleep)
         return scrape if scrape.is_vllm or scrape.process_start_s is not None else None
 
+    async def page(self) -> str:
+        """The text of /metrics. Raises EngineUnavailable where there is none."""
+        answer = await self._get("/metrics")
+        if answer.status != 200:
+            raise EngineUnavailable(f"{self.url}/metrics answered {says(answer)}")
+        return answer.body.decode("utf-8", "replace")
+
     async def tokenize_chat(self, text: str, fields: Mapping[str, Any]) -> int:
         """Tokens of a chat prompt with `text` as the user's message, template included.
 
         `fields` are the variant's. Raises EngineUnavailable where /tokenize doesn't answer.
         """
+        return len(await self.chat_ids(text, fields))
+
+    async def chat_ids(self, text: str, fields: Mapping[str, Any]) -> list[int]:
+        """The token ids of that prompt."""
         body: dict[str, Any] = {name: fields[name] for name in _TEMPLATE_FIELDS if name in fields}
         effort = fields.get("reasoning_effort")
         if effort is not None:
@@ -181,7 +192,7 @@ class Engine:
             given = body.get("chat_template_kwargs") or {}
             derived = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
             body["chat_template_kwargs"] = {**derived, **given}
-        return len(await self._tokenize({**body, "messages": [{"role": "user", "content": text}]}))
+        return await self._tokenize({**body, "messages": [{"role": "user", "content": text}]})
 
     async def _tokenize(self, body: Mapping[str, Any]) -> list[int]:
         asked = {"model": self._model, **body} if self._model else dict(body)

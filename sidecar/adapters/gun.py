@@ -24,6 +24,13 @@ class Loaded:
         """The plug first, if there is one."""
         return (*(() if self.plug is None else (self.plug,)), *self.ours)
 
+    @property
+    def together(self) -> Sequence[Exchange]:
+        """Those that are let go at the same time."""
+        if self.look.gait is Gait.LED:
+            return self.ours[1:]
+        return self.ours[:-1] if self.look.gait is Gait.MIXED else self.ours
+
 
 async def fire(wave: Loaded, timeout_s: float) -> float:
     """Let the requests go; the release, on the monotonic clock. `timeout_s` is of one request."""
@@ -31,13 +38,16 @@ async def fire(wave: Loaded, timeout_s: float) -> float:
         wave.plug.release(timeout_s)
         await _until(wave.plug.sent_s + wave.pace.wave_after_s)
     release_s = time.monotonic()
-    rest = wave.ours
-    if wave.look.gait is Gait.LED and len(wave.ours) > 1:
+    if wave.look.gait is Gait.LED:
         wave.ours[0].release(timeout_s)
-        await _until(wave.ours[0].sent_s + wave.pace.rest_after_s)
-        rest = wave.ours[1:]
-    for exchange in rest:
+        await _until(wave.ours[0].sent_s + (wave.pace.rest_after_s if wave.together else 0.0))
+    mixed = wave.look.gait is Gait.MIXED
+    decoding = [exchange.decodes() for exchange in wave.together] if mixed else []
+    for exchange in wave.together:
         exchange.release(timeout_s)
+    if decoding:
+        await asyncio.wait(decoding)  # each ends by itself, at the latest by its time limit
+        wave.ours[-1].release(timeout_s)
     return release_s
 
 

@@ -15,7 +15,7 @@ from sidecar.adapters.gun import Loaded, fire
 from sidecar.adapters.wire import Exchange, Request, open_exchange
 from sidecar.core.errors import WarmupError
 from sidecar.core.facts import EngineFacts
-from sidecar.core.grid.cells import Endpoint, Gait, Look
+from sidecar.core.grid.cells import Endpoint, Look
 from sidecar.core.judge.pacing import Pace, Pacer
 from sidecar.core.logs.evidence import LogEvidence
 from sidecar.core.logs.window import Expected
@@ -31,6 +31,8 @@ _COUNTERS_AGREE_S = 1.0
 _COUNTERS_WAITS_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3)
 """vLLM counts in its output handler, a few milliseconds after the last byte."""
 
+_NOT_TAKEN = "the engine took no connection or no body in time"
+
 _PIECES_PER_TICK = 64
 """Pieces of a stream read in one go: about 1 ms."""
 
@@ -42,6 +44,7 @@ class _Order:
     look: Look
     pace: Pace
     requests: Sequence[Request]
+    primes: Sequence[Request]
     plug: Request | None
 
     @property
@@ -89,7 +92,7 @@ class Replay:
             for look in looks:
                 orders.append(await self._order(look))
         except WarmupError as problem:
-            return _unsent(looks, str(problem))
+            return _unsent(looks, _broken(str(problem)))
         waves = await self._send(orders)
         for wave in waves:
             self._pacer.feed(wave)
@@ -98,22 +101,26 @@ class Replay:
     async def _order(self, look: Look) -> _Order:
         self._number += 1
         pace = self._pacer.pace(look)
-        requests = await self._bodies.wave(look.cell, self._number)
+        salvo = await self._bodies.wave(look.cell, self._number, pace.more_tokens)
         plug = None
         if pace.plug_tokens:
             plug = await self._bodies.plug(pace.plug_tokens, self._number, look.cell.rank)
-        return _Order(look, pace, requests, plug)
+        return _Order(look, pace, salvo.requests, salvo.primes, plug)
 
     async def _send(self, orders: Sequence[_Order]) -> tuple[WaveResult, ...]:
         looks = [order.look for order in orders]
+        primed = await self._prime(orders)
+        failed = [r for own in primed for r in own if r.outcome is not Outcome.OK]
+        if failed:
+            return _unsent(looks, failed[0], primed)
         exchanges: list[Exchange] = []
         try:
             try:
                 await self._open([r for order in orders for r in order.all], exchanges)
             except TimeoutError:
-                return _unsent(looks, "the engine took no connection or no body in time")
+                return _unsent(looks, _broken(_NOT_TAKEN), primed)
             except OSError as problem:
-                return _unsent(looks, f"no connection: {problem.strerror or problem}")
+                return _unsent(looks, _broken(_no_connection(problem)), primed)
             before = await self._engine.scrape()
             loaded = _loaded(orders, exchanges)
             async with self._listening(orders) as heard:
@@ -136,17 +143,54 @@ class Replay:
             WaveResult(
                 look=wave.look,
                 results=tuple(answers[-len(wave.ours) :]),
-                spread_s=_spread_s(wave.ours[1:] if wave.look.gait is Gait.LED else wave.ours),
+                spread_s=_spread_s(wave.together),
                 took_s=max(e.ended_s or release_s for e in wave.ours) - release_s,
                 at_s=release_s,
                 plug=None if wave.plug is None else answers[0],
                 counters=counters,
                 log=None if log is None else log.of_engine(_label(before, wave.look)),
+                primes=primes,
+                more_tokens=wave.pace.more_tokens,
             )
-            for wave, release_s, answers, counters in zip(
-                loaded, releases, results, counted, strict=True
+            for wave, release_s, answers, counters, primes in zip(
+                loaded, releases, results, counted, primed, strict=True
             )
         )
+
+    async def _prime(self, orders: Sequence[_Order]) -> list[tuple[Result, ...]]:
+        """Put the prefixes of the waves into the cache, and wait until that is counted: what the
+        engine counts from then on is the waves' own."""
+        if not any(order.primes for order in orders):
+            return [()] * len(orders)
+        before = await self._engine.scrape()
+        async with asyncio.TaskGroup() as group:
+            ranks = [group.create_task(self._in_turn(order.primes)) for order in orders]
+        primed = [rank.result() for rank in ranks]
+        await self._count(before, [order.look for order in orders], primed)
+        return primed
+
+    async def _in_turn(self, requests: Sequence[Request]) -> tuple[Result, ...]:
+        """One after another, so that each is a step of its own in every wave; up to the first
+        that fails."""
+        results: list[Result] = []
+        for request in requests:
+            exchanges: list[Exchange] = []
+            try:
+                await self._open([request], exchanges)
+                (exchange,) = exchanges
+                exchange.release(self._request_timeout_s)
+                await asyncio.wait([exchange.ended])
+                results.append(await self._read(exchange, exchange.sent_s))
+            except TimeoutError:
+                results.append(_broken(_NOT_TAKEN))
+            except OSError as problem:
+                results.append(_broken(_no_connection(problem)))
+            finally:
+                for exchange in exchanges:
+                    exchange.abort()
+            if results[-1].outcome is not Outcome.OK:
+                break
+        return tuple(results)
 
     @asynccontextmanager
     async def _listening(self, orders: Sequence[_Order]) -> AsyncIterator[list[LogEvidence]]:
@@ -226,12 +270,29 @@ def _loaded(orders: Sequence[_Order], exchanges: Sequence[Exchange]) -> list[Loa
     return waves
 
 
-def _unsent(looks: Sequence[Look], message: str) -> tuple[WaveResult, ...]:
-    failed = Result(Outcome.BROKEN, sent_s=0.0, message=message)
+def _broken(message: str) -> Result:
+    return Result(Outcome.BROKEN, sent_s=0.0, message=message)
+
+
+def _no_connection(problem: OSError) -> str:
+    return f"no connection: {problem.strerror or problem}"
+
+
+def _unsent(
+    looks: Sequence[Look], failed: Result, primed: Sequence[tuple[Result, ...]] = ()
+) -> tuple[WaveResult, ...]:
+    """Nothing of the waves was let go, because of what became of one request."""
     now_s = time.monotonic()
     return tuple(
-        WaveResult(look, (failed,) * look.cell.concurrency, spread_s=0.0, took_s=0.0, at_s=now_s)
-        for look in looks
+        WaveResult(
+            look,
+            (replace(failed, token_s=()),) * look.cell.requests,
+            spread_s=0.0,
+            took_s=0.0,
+            at_s=now_s,
+            primes=primes,
+        )
+        for look, primes in zip(looks, primed or [()] * len(looks), strict=True)
     )
 
 
@@ -264,8 +325,8 @@ def _agrees(counted: CounterDelta, results: Sequence[Result]) -> bool:
     if any(result.outcome is not Outcome.OK for result in results):
         return False
     ours = (
-        (counted.requests, len(results)),
-        (counted.prompt_tokens, sum(r.prompt_tokens or 0 for r in results)),
+        (counted.requests, sum(r.choices for r in results)),
+        (counted.prompt_tokens, sum(r.choices * (r.prompt_tokens or 0) for r in results)),
         (counted.generation_tokens, sum(r.completion_tokens or 0 for r in results)),
     )
     return all(known is None or known >= own for known, own in ours)

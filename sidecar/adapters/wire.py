@@ -14,6 +14,7 @@ import httptools
 
 from sidecar.adapters.target import Target
 from sidecar.core.wire.replies import Ending, Reply
+from sidecar.core.wire.sse import Decoder, Kind
 
 HELD_BACK_BYTES = 64
 _MAX_HEAD_BYTES = 64 << 10
@@ -29,6 +30,7 @@ class Request:
     body: bytes
     max_answer_bytes: int
     """Above it the connection is given up: an endless stream ends here."""
+    streamed: bool = True
 
     @property
     def before(self) -> bytes:
@@ -67,6 +69,8 @@ class Exchange(asyncio.Protocol):
         self._problem = ""
         self.ended_s: float | None = None
         self.ended: asyncio.Future[None] = loop.create_future()
+        self._early: Decoder | None = None
+        self._decodes: asyncio.Future[None] = loop.create_future()
 
     # What the replay does with it.
 
@@ -85,6 +89,12 @@ class Exchange(asyncio.Protocol):
         self._transport.write(self._request.last)
         if self._writable.is_set():
             self._sent_s = time.monotonic()
+
+    def decodes(self) -> asyncio.Future[None]:
+        """Done as soon as the answer has a token, or has ended. To be asked for before the release:
+        whoever does not ask pays nothing for it."""
+        self._early = Decoder()
+        return self._decodes
 
     def abort(self) -> None:
         """Close the connection at once. vLLM then drops the request (0.33 with_cancellation)."""
@@ -112,6 +122,7 @@ class Exchange(asyncio.Protocol):
             content_type=self._content_type,
             pieces=tuple(self._pieces),
             problem=self._problem,
+            streamed=self._request.streamed,
         )
 
     # What asyncio calls.
@@ -163,9 +174,16 @@ class Exchange(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append((self._now_s, body))
+        if self._early is not None:
+            self._look_early(self._early, body)
         self._tail = (self._tail + body)[-16:]
         if self._grace is None and b"data: [DONE]" in self._tail and self._status == 200:
             self._grace = self._loop.call_later(_DONE_GRACE_S, self._end, Ending.COMPLETE, "")
+
+    def _look_early(self, decoder: Decoder, body: bytes) -> None:
+        if any(event.kind is Kind.OUTPUT for event in decoder.feed(body)):
+            self._early = None
+            self._decodes.set_result(None)
 
     def on_message_complete(self) -> None:
         if self._status is not None and self._status >= 200:  # 1xx only announces
@@ -190,6 +208,9 @@ class Exchange(asyncio.Protocol):
             if timer is not None:
                 timer.cancel()
         self.ended.set_result(None)
+        if not self._decodes.done():
+            self._decodes.set_result(None)
+            self._early = None
         self._writable.set()
 
 

@@ -40,6 +40,12 @@ class Result:
     finish_reason: str | None = None
     status: int | None = None
     message: str = ""
+    choices: int = 1
+    """Answers that ended: the engine counts each as a request with a prompt of its own."""
+    begins: str = ""
+    """The first characters of the first answer, without its reasoning."""
+    thought: bool = False
+    """It began with reasoning."""
 
     @property
     def first_s(self) -> float | None:
@@ -88,15 +94,34 @@ class WaveResult:
     """What /metrics counted from before the wave until it agreed or a second had passed."""
     log: LogEvidence | None = None
     """What the engine's log showed between the wave's fences; None where no log is read."""
+    primes: tuple[Result, ...] = ()
+    """The requests that put its prefixes into the cache: they had ended, and were counted, before
+    the first of the wave was let go."""
+    more_tokens: int = 0
+    """Output tokens that each of those that decode together was asked for beyond the cell's."""
 
     @property
-    def f_s(self) -> float | None:
-        """R5's F: the slowest first token, counted from the release. None if one never came."""
-        firsts = [r.first_s for r in self.results]
+    def together(self) -> tuple[Result, ...]:
+        """Those that decode together: all but the one that arrives."""
+        return self.results[: self.look.cell.concurrency]
+
+    @property
+    def all_decode_s(self) -> float | None:
+        """When the last of those that decode together had its first token. None: it never had."""
+        firsts = [r.first_s for r in self.together]
         return None if not firsts or None in firsts else max(f for f in firsts if f is not None)
 
     @property
+    def f_s(self) -> float | None:
+        """R5's F: the slowest first token, counted from the release, or that of the request that
+        arrives, counted from its own. None if one never came."""
+        if len(self.results) == len(self.together):
+            return self.all_decode_s
+        return None if self.all_decode_s is None else self.results[-1].ttft_s
+
+    @property
     def g_s(self) -> float:
-        """R5's G: the worst gap inside any stream after the wave's last first token."""
-        f_s = self.f_s
-        return 0.0 if f_s is None else max((r.worst_gap_s(f_s) for r in self.results), default=0.0)
+        """R5's G: the worst gap inside any stream after the last first token of those that decode
+        together."""
+        from_s = self.all_decode_s
+        return 0.0 if from_s is None else max(r.worst_gap_s(from_s) for r in self.results)

@@ -112,7 +112,7 @@ class Totals:
     passes: int = 0
     waves: Mapping[WaveOutcome, int] = field(default_factory=dict)
     requests: Mapping[Outcome, int] = field(default_factory=dict)
-    """Plugs included: they are requests that the engine counted."""
+    """Plugs and primes included: they are requests that the engine counted."""
     prompt_tokens: int = 0
     output_tokens: int = 0
 
@@ -120,7 +120,7 @@ class Totals:
         """These totals and one wave more."""
         wave = judged.wave
         plug = () if wave.plug is None else (wave.plug,)
-        sent = (*wave.results, *plug)
+        sent = (*wave.results, *plug, *wave.primes)
         requests = dict(self.requests)
         for result in sent:
             requests[result.outcome] = requests.get(result.outcome, 0) + 1
@@ -130,7 +130,7 @@ class Totals:
             requests=requests,
             prompt_tokens=self.prompt_tokens
             + sum(_prompt(r, wave.look) for r in wave.results)
-            + sum(r.prompt_tokens or 0 for r in plug),
+            + sum(r.prompt_tokens or 0 for r in (*plug, *wave.primes)),
             output_tokens=self.output_tokens + sum(_output(r) for r in sent),
         )
 

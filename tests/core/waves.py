@@ -37,7 +37,7 @@ def counters(cell: Cell, plug_tokens: int | None = None, **more) -> CounterDelta
     plugs = 0 if plug_tokens is None else 1
     prompt_tokens = cell.wave_prompt_tokens + (plug_tokens or 0)
     values = {
-        "requests": cell.concurrency + plugs,
+        "requests": cell.requests + plugs,
         "prompt_tokens": prompt_tokens,
         "generation_tokens": cell.wave_output_tokens + plugs,
         "computed_tokens": prompt_tokens,

@@ -168,6 +168,13 @@ class Look:
     cell: Cell
     gait: Gait
 
+    @property
+    def behind_plug(self) -> bool:
+        """Whether those that decode together wait behind a plug, to share one step."""
+        if self.gait is Gait.MIXED:
+            return self.cell.concurrency > 1
+        return self.gait is Gait.HELD
+
 
 @dataclass(frozen=True, slots=True)
 class Converge:

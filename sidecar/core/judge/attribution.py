@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from sidecar.core.judge.calls import CellLog, Kernel
-from sidecar.core.judge.track import Entry, Track
+from sidecar.core.judge.figures import Entry
+from sidecar.core.judge.track import Track
 from sidecar.core.logs.evidence import ORDER
 from sidecar.core.results import WaveResult
 
@@ -57,7 +58,8 @@ def _excess_s(entry: Entry, track: Track) -> float | None:
     reading, f_s = track.reading(), track.told_f_s(entry)
     if f_s is None or reading.f_base_s is None or reading.g_base_s is None:
         return None
-    return max(f_s - reading.f_base_s, entry.g_s - reading.g_base_s, 0.0)
+    d_excess_s = entry.d_s - (reading.d_base_s or 0.0)
+    return max(f_s - reading.f_base_s, entry.g_s - reading.g_base_s, d_excess_s, 0.0)
 
 
 def heard(tracks: Iterable[Track]) -> CellLog | None:

@@ -45,9 +45,9 @@ def repeats(cell: Cell, waves: Iterable[WaveResult]) -> bool:
     one step for each of its tokens; and whether those steps carry drafts is the same in each wave
     if all of them did or none.
     """
-    steps = cell.wave_output_tokens - cell.concurrency
+    steps = cell.wave_output_tokens - cell.requests
     # The step for a request's last token may go without: there is nothing left to guess for.
-    fewest = steps - cell.concurrency
+    fewest = steps - cell.requests
     drafts = set()
     for wave in waves:
         delta = wave.counters

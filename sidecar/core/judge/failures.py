@@ -49,7 +49,7 @@ def plain(message: str) -> str:
 
 def _what(result: Result, failed: int, cell: Cell) -> str:
     said = f" ({plain(result.message)})" if result.message.strip() else ""
-    of = f"{failed} of {cell.concurrency} requests" if cell.concurrency > 1 else "its request"
+    of = f"{failed} of {cell.requests} requests" if cell.requests > 1 else "its request"
     match result.outcome:
         case Outcome.HTTP_ERROR:
             return f"{of} got HTTP {result.status}{said}"

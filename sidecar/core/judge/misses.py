@@ -17,6 +17,8 @@ class Miss(StrEnum):
     LEAD_NOT_ALONE = "the first request did not run alone"
     REST_LATE = "the rest was sent after the first request's token"
     REST_SPLIT = "the rest was not packed as one queue would be"
+    ARRIVED_EARLY = "the other request was sent before all of them decoded"
+    OUTRUN = "the first ended before the arriving prompt was computed"
     B_UNKNOWN = (
         "the rest took several steps, and whether it had to needs max_num_batched_tokens: "
         "say it under engine: in the shapes file"

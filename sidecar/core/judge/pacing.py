@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from sidecar.core.grid.cells import Cell, Gait, Look
 from sidecar.core.grid.plan import Plan
 from sidecar.core.judge.shown import Miss, miss
+from sidecar.core.judge.steps import decode_tokens
 from sidecar.core.results import Outcome, Result, WaveResult
 
 UNKNOWN_DELAY_S = 0.005
@@ -16,6 +17,8 @@ MIN_DELAY_S, MAX_DELAY_S = 0.001, 0.05
 
 _SHARE = 0.25
 _MIN_SHARE, _MAX_SHARE = 0.05, 0.8
+_FIRST_MORE, _MOST_MORE = 16, 512
+"""Decode steps that are added to a wave whose requests did not decode together for long enough."""
 _MAX_CHUNKS = 64
 """No plug of more than this many steps: what such a wave could still show is not worth its time."""
 
@@ -30,6 +33,8 @@ class Pace:
     """held: the plug's prompt; None with led, or where no plug fits (then it can't be held)."""
     wave_after_s: float = 0.0
     """held: the wave, after the plug's body was written."""
+    more_tokens: int = 0
+    """Output tokens beyond the cell's, of each of those that decode together."""
 
 
 def _bounded(delay_s: float) -> float:
@@ -51,10 +56,10 @@ class WarmTtft:
 
     def feed(self, wave: WaveResult) -> None:
         cell = wave.look.cell
-        if wave.look.gait is Gait.HELD:
+        if wave.look.behind_plug:
             self._feed_plug(cell.variant.name, wave.plug)
         elif wave.results and wave.results[0].outcome is Outcome.OK:
-            self._note(cell.variant.name, cell.prompt_tokens, wave.results[0].ttft_s)
+            self._note(cell.variant.name, cell.computed_tokens, wave.results[0].ttft_s)
 
     def _feed_plug(self, variant: str, plug: Result | None) -> None:
         if plug is None or plug.outcome is not Outcome.OK or not plug.prompt_tokens:
@@ -74,8 +79,9 @@ class WarmTtft:
         return max(1, -(-tokens // self._plan.batched_tokens))
 
     def of(self, cell: Cell) -> float | None:
-        """Seconds, for one prompt of this cell; None if nothing tells."""
-        variant, tokens = cell.variant.name, cell.prompt_tokens
+        """Seconds, for one prompt of this cell; None if nothing tells. Of a prefix hit it is that
+        of a prompt as long as what is computed, and so rather too short."""
+        variant, tokens = cell.variant.name, cell.computed_tokens
         known = [s for length, s in self._best_s.get(variant, {}).items() if length >= tokens]
         if variant in self._chunk_s:
             known.append(self._chunk_s[variant] * self.steps(tokens))
@@ -99,19 +105,20 @@ class Pacer:
         self._spread_s: dict[int, float] = {}
         self._chunks: dict[str, int] = {}
         self._share: dict[Look, float] = {}
+        self._more: dict[Look, int] = {}
 
     def pace(self, look: Look) -> Pace:
         """The pace of the next wave of `look`."""
-        if look.gait is Gait.HELD and self._plan.plug_tokens is not None:
+        if look.behind_plug and self._plan.plug_tokens is not None:
             return self._held(look)
-        if look.gait is Gait.HELD or look.cell.concurrency == 1:
-            return Pace()
+        if look.gait is not Gait.LED or look.cell.concurrency == 1:
+            return Pace(more_tokens=self._more.get(look, 0))
         ttft_s = self._warm_ttft.of(look.cell)
         if ttft_s is None:
             return Pace(rest_after_s=UNKNOWN_DELAY_S)
         # Into the lead's first step. A long prompt has several, all alike, of which the rest
         # could only miss the last.
-        steps = self._warm_ttft.steps(look.cell.prompt_tokens)
+        steps = self._warm_ttft.steps(look.cell.computed_tokens)
         share = self._share.get(look, _SHARE)
         return Pace(rest_after_s=_bounded(share * ttft_s / steps))
 
@@ -123,19 +130,23 @@ class Pacer:
             chunks = max(chunks, int(needed_s / self._chunk_s) + 1)
             plug_s = self._chunk_s * chunks
             delay_s = _bounded(_SHARE * plug_s)
-        return Pace(plug_tokens=self._plug_tokens(look.cell, chunks), wave_after_s=delay_s)
+        return Pace(
+            plug_tokens=self._plug_tokens(look, chunks),
+            wave_after_s=delay_s,
+            more_tokens=self._more.get(look, 0),
+        )
 
-    def _plug_tokens(self, cell: Cell, chunks: int) -> int:
+    def _plug_tokens(self, look: Look, chunks: int) -> int:
         shortest = self._plan.plug_tokens or 1
         whole = self._plan.batched_tokens
         tokens = shortest
         if shortest >= whole:
-            tokens = whole * max(1, min(chunks, self._longest(cell) // whole, _MAX_CHUNKS))
+            tokens = whole * max(1, min(chunks, self._longest(look) // whole, _MAX_CHUNKS))
         if not self._plan.batched_tokens_known:
             tokens = 1 << (tokens.bit_length() - 1)
         return tokens
 
-    def _longest(self, cell: Cell) -> int:
+    def _longest(self, look: Look) -> int:
         """The longest prompt that surely fits: by the limits where known, else what is sent anyway.
 
         The plug is still there when the wave arrives, so the KV cache must hold both.
@@ -146,9 +157,14 @@ class Pacer:
         if plan.facts.max_model_len is not None:
             longest = plan.facts.max_model_len - 1
         if plan.facts.kv_cache_tokens is not None:
-            wave = cell.wave_prompt_tokens + cell.wave_output_tokens
-            longest = min(longest, plan.facts.kv_cache_tokens - wave)
+            longest = min(longest, plan.facts.kv_cache_tokens - self._kept(look))
         return longest
+
+    def _kept(self, look: Look) -> int:
+        """Tokens of a wave in the KV cache."""
+        cell = look.cell
+        more = cell.concurrency * self._more.get(look, 0)
+        return cell.wave_prompt_tokens + cell.wave_output_tokens + more
 
     def feed(self, wave: WaveResult) -> None:
         """Learn from a wave: the warm TTFT, the plug's time, the spread, and what was not shown."""
@@ -167,10 +183,24 @@ class Pacer:
             self._adjust(look, missed)
 
     def _adjust(self, look: Look, missed: Miss) -> None:
-        if look.gait is Gait.HELD and missed in (Miss.SPLIT, Miss.PLUG_GONE):
+        if missed is Miss.OUTRUN or (look.cell.captured and missed is Miss.NO_OVERLAP):
+            self._more[look] = self._longer(look)
+        elif look.behind_plug and missed in (Miss.SPLIT, Miss.PLUG_GONE):
             chunks = self._chunks.get(look.cell.id, 1) * 2
             self._chunks[look.cell.id] = min(chunks, _MAX_CHUNKS)
         elif missed in (Miss.REST_LATE, Miss.REST_SPLIT, Miss.B_UNKNOWN):
             self._share[look] = max(_MIN_SHARE, self._share.get(look, _SHARE) / 2)
         elif missed is Miss.LEAD_NOT_ALONE:
             self._share[look] = min(_MAX_SHARE, self._share.get(look, _SHARE) * 1.6)
+
+    def _longer(self, look: Look) -> int:
+        """Twice as many output tokens more, as far as the engine's limits allow."""
+        cell, facts = look.cell, self._plan.facts
+        before, step = self._more.get(look, 0), decode_tokens(self._plan)
+        more = min(max(_FIRST_MORE * step, 2 * before), _MOST_MORE * step)
+        if facts.max_model_len is not None:
+            more = min(more, facts.max_model_len - cell.prompt_tokens - cell.output_tokens)
+        if facts.kv_cache_tokens is not None:
+            free = facts.kv_cache_tokens - self._kept(look) - (self._plan.plug_tokens or 0)
+            more = min(more, before + max(0, free) // cell.concurrency)
+        return max(before, more)

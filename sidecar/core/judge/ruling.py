@@ -94,8 +94,15 @@ def _cold(track: Track) -> str:
         return f"its last wave compiled {', '.join(named(entry.wave))}, says the log"
     f_s, f_base_s = track.told_f_s(entry) or 0.0, reading.f_base_s or 0.0
     g_s, g_base_s = entry.g_s, reading.g_base_s or 0.0
-    f_tau_s, g_tau_s = track.tolerances_s() or (1.0, 1.0)
-    if (f_s - f_base_s) / f_tau_s >= (g_s - g_base_s) / g_tau_s:
+    d_s, d_base_s = entry.d_s, reading.d_base_s or 0.0
+    f_tau_s, g_tau_s, d_tau_s = track.tolerances_s() or (1.0, 1.0, 1.0)
+    f_over, g_over = (f_s - f_base_s) / f_tau_s, (g_s - g_base_s) / g_tau_s
+    if (d_s - d_base_s) / d_tau_s > max(f_over, g_over):
+        return (
+            f"those that decode in its last wave took {d_s:.3f} s to their last first token, "
+            f"{d_base_s:.3f} s at best"
+        )
+    if f_over >= g_over:
         return f"its last wave took {f_s:.3f} s to the last first token, {f_base_s:.3f} s at best"
     return f"its last wave stalled {g_s:.3f} s between two tokens, {g_base_s:.3f} s at best"
 
@@ -108,11 +115,9 @@ def _unknown(cell: Cell, tracks: Sequence[Track], grid: Grid) -> tuple[str, ...]
         reasons.append(
             f"{facts.ranks} data-parallel ranks answer at this URL and the wave did not choose one"
         )
-    if facts.max_num_seqs is not None and cell.concurrency > facts.max_num_seqs:
-        reasons.append(
-            f"concurrency {cell.concurrency} is above --max-num-seqs {facts.max_num_seqs}"
-        )
-    if grid.speculates and cell.concurrency > 1 and not _drafts_repeat(cell, tracks):
+    if facts.max_num_seqs is not None and cell.requests > facts.max_num_seqs:
+        reasons.append(f"concurrency {cell.requests} is above --max-num-seqs {facts.max_num_seqs}")
+    if grid.speculates and cell.requests > 1 and not _drafts_repeat(cell, tracks):
         reasons.append(
             "accepted drafts make a new sequence of batches in every wave: one that no wave has "
             "met can't be ruled out"

@@ -17,12 +17,16 @@ What each gait promises:
   which B must be known. The lead's stream counts those steps. A constant delay is no matter: with
   asynchronous scheduling the rest comes one step later than without.
 * both: `max(first) < min(last)`, so that there was a step in which all of them decoded.
+* `mixed`: those that decode as `held`, if they are several; the other's body written when the last
+  of them had its first token, and its own first token while all of them still decode.
 
-A wave of one shares its steps with nobody and is always shown.
+A cell that is there for its decode batch promises that all decode together for some steps, and
+nothing of how they came there. A wave of one shares its steps with nobody and is always shown.
 """
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sidecar.core.grid.cells import Gait
 from sidecar.core.grid.plan import Plan
@@ -36,6 +40,9 @@ __all__ = ["Miss", "miss", "nearest", "packing"]
 _GROUPED = 0.75
 """Fewer events than this share of the tokens, without speculation: events don't tell steps."""
 
+_SEVERAL = 2
+"""Steps of one decode batch that are enough to show it."""
+
 
 def miss(wave: WaveResult, plan: Plan, warm_ttft_s: float | None) -> Miss | None:
     """Why `wave` doesn't show its batch, or None if it does.
@@ -46,18 +53,40 @@ def miss(wave: WaveResult, plan: Plan, warm_ttft_s: float | None) -> Miss | None
     cell = wave.look.cell
     firsts = [r.first_s for r in wave.results if r.first_s is not None]
     lasts = [r.last_s for r in wave.results if r.last_s is not None]
-    if len(firsts) < cell.concurrency:
+    if len(firsts) < cell.requests:
         return Miss.UNFINISHED
-    if cell.concurrency == 1:
+    if cell.requests == 1:
         return None
     by_steps = told(wave, plan)
     if by_steps is not None:
         return by_steps[0]
+    if wave.look.gait is Gait.MIXED:
+        return _mixed_miss(wave, plan, warm_ttft_s)
     if max(firsts) >= min(lasts):
         return Miss.NO_OVERLAP
+    if cell.captured:
+        return _decoded_miss(wave, max(firsts), min(lasts))
     if wave.look.gait is Gait.HELD:
         return _held_miss(wave, plan, warm_ttft_s)
     return _led_miss(wave, plan, warm_ttft_s)
+
+
+def _decoded_miss(wave: WaveResult, from_s: float, until_s: float) -> Miss | None:
+    """Whether the last to begin made several steps while all the others were there."""
+    last = max(wave.results, key=lambda r: r.token_s[0])
+    steps = sum(from_s < at_s <= until_s for at_s in last.token_s)
+    return None if steps >= _SEVERAL or _is_grouped(wave) else Miss.NO_OVERLAP
+
+
+def _mixed_miss(wave: WaveResult, plan: Plan, warm_ttft_s: float | None) -> Miss | None:
+    arriving, all_decode_s = wave.results[-1], wave.all_decode_s
+    if all_decode_s is None or arriving.sent_s < all_decode_s:
+        return Miss.ARRIVED_EARLY
+    if arriving.token_s[0] >= min(r.token_s[-1] for r in wave.together):
+        return Miss.OUTRUN
+    if wave.look.cell.concurrency == 1:
+        return None
+    return _held_miss(replace(wave, results=wave.together), plan, warm_ttft_s)
 
 
 def _held_miss(wave: WaveResult, plan: Plan, warm_ttft_s: float | None) -> Miss | None:
@@ -88,14 +117,14 @@ def _led_miss(wave: WaveResult, plan: Plan, warm_ttft_s: float | None) -> Miss |
             return Miss.LEAD_NOT_ALONE
         return None if fits and _is_one_step(wave, rest, warm_ttft_s) else Miss.REST_SPLIT
     steps = sorted(nearest(lead.token_s, first_s) for first_s in _firsts(rest))
-    if steps[0] == 0 and cell.prompt_tokens <= plan.batched_tokens:
+    if steps[0] == 0 and cell.computed_tokens <= plan.batched_tokens:
         return Miss.LEAD_NOT_ALONE
     if fits or not plan.batched_tokens_known:
         if _is_one_step(wave, rest, warm_ttft_s):
             return None
         return Miss.REST_SPLIT if fits else Miss.B_UNKNOWN
     expected = packing(
-        cell.concurrency, cell.prompt_tokens, plan.batched_tokens, decode_tokens(plan)
+        cell.concurrency, cell.computed_tokens, plan.batched_tokens, decode_tokens(plan)
     )
     if not expected or steps[0] < expected[0]:
         return Miss.REST_SPLIT
@@ -107,7 +136,7 @@ def _lead_step_s(wave: WaveResult, plan: Plan, warm_ttft_s: float | None) -> flo
     """When the lead's first step had surely not ended. Of a prompt of several chunks only the last
     one's end is seen; a rest that came after the first is packed otherwise."""
     first_s = wave.results[0].token_s[0]
-    steps = -(-wave.look.cell.prompt_tokens // plan.batched_tokens)
+    steps = -(-wave.look.cell.computed_tokens // plan.batched_tokens)
     if steps == 1 or not plan.batched_tokens_known or warm_ttft_s is None:
         return first_s
     return min(first_s, warm_ttft_s / steps)

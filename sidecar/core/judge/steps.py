@@ -8,7 +8,7 @@ among them that a user has written.
 
 from collections.abc import Sequence
 
-from sidecar.core.grid.cells import Gait
+from sidecar.core.grid.cells import Cell, Gait
 from sidecar.core.grid.plan import Plan
 from sidecar.core.judge.misses import Miss
 from sidecar.core.logs.events import Step
@@ -23,7 +23,8 @@ def decode_tokens(plan: Plan) -> int:
 def rest_fits(wave: WaveResult, plan: Plan) -> bool:
     """Whether the rest of a led wave fits into one step beside the lead's decode."""
     cell = wave.look.cell
-    return (cell.concurrency - 1) * cell.prompt_tokens + decode_tokens(plan) <= plan.batched_tokens
+    rest = (cell.concurrency - 1) * cell.computed_tokens
+    return rest + decode_tokens(plan) <= plan.batched_tokens
 
 
 def told(wave: WaveResult, plan: Plan) -> tuple[Miss | None] | None:
@@ -34,10 +35,14 @@ def told(wave: WaveResult, plan: Plan) -> tuple[Miss | None] | None:
     cell, prefills = wave.look.cell, log.steps.prefills
     if not _adds_up(prefills, wave):
         return None
-    if wave.look.gait is Gait.HELD:
-        missed = _held(cell.concurrency, cell.wave_prompt_tokens, prefills)
-    elif cell.prompt_tokens <= plan.batched_tokens and rest_fits(wave, plan):
-        missed = _led(cell.concurrency, cell.prompt_tokens, prefills)
+    if cell.captured:
+        missed = None
+    elif wave.look.gait is Gait.MIXED:
+        missed = _mixed(cell, prefills)
+    elif wave.look.gait is Gait.HELD:
+        missed = _held(cell.concurrency, cell.wave_computed_tokens, prefills)
+    elif cell.computed_tokens <= plan.batched_tokens and rest_fits(wave, plan):
+        missed = _led(cell.concurrency, cell.computed_tokens, prefills)
     else:
         return None
     if missed is None and log.steps.most_decoding < cell.concurrency:
@@ -49,8 +54,23 @@ def told(wave: WaveResult, plan: Plan) -> tuple[Miss | None] | None:
 def _adds_up(prefills: Sequence[Step], wave: WaveResult) -> bool:
     """Whether all of the wave's prompts are in these steps, and nothing else."""
     plug_tokens = 0 if wave.plug is None else wave.plug.prompt_tokens or 0
-    prompts = wave.look.cell.wave_prompt_tokens + plug_tokens
+    prompts = wave.look.cell.wave_computed_tokens + plug_tokens
     return sum(step.context_tokens for step in prefills) == prompts
+
+
+def _mixed(cell: Cell, prefills: Sequence[Step]) -> Miss | None:
+    """Those that decode in one step, and behind it nothing but the arriving prompt, all of it in
+    steps in which each of them decoded."""
+    together = (cell.concurrency, cell.concurrency * cell.prompt_tokens)
+    shapes = [(step.context_requests, step.context_tokens) for step in prefills]
+    if together not in shapes:
+        return _held(*together, prefills)
+    arriving = prefills[shapes.index(together) + 1 :]
+    computed = sum(s.context_tokens for s in arriving if s.context_requests == 1)
+    if computed != cell.arriving_tokens:
+        return Miss.ARRIVED_EARLY
+    decoded = all(step.generation_requests == cell.concurrency for step in arriving)
+    return None if decoded else Miss.OUTRUN
 
 
 def _held(concurrency: int, tokens: int, prefills: Sequence[Step]) -> Miss | None:

@@ -1,27 +1,14 @@
-"""R5 and R6 for one look: its waves in order, its baselines, which are loud, where it stands.
+"""R5 and R6 for one look: its waves in order, its baselines, which are loud, where it stands."""
 
-F is the slowest first token. Of a led wave it counts from the release. Of a held wave it counts
-from the plug's end, because the time before that belongs to the plug: it would make the baseline,
-and with it τ, larger than what the cell's own step costs. Where the plug's token came later than
-the plug can explain, F counts from where it should have come (`plugs.py`), and is held against a τ
-that has the plug's time in it, because the plug's noise is in F then.
-
-G is the worst gap that *began* with or after the wave's last first token. A gap that only ended
-after it holds the prefill of the last request, or not, as the events of that one step happen to be
-ordered.
-"""
-
-from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
-from sidecar.core.grid.cells import Converge, Gait, Look
+from sidecar.core.grid.cells import Converge, Look
 from sidecar.core.grid.plan import Plan
+from sidecar.core.judge.figures import Entry
 from sidecar.core.judge.plugs import Plugs
-from sidecar.core.judge.shown import Miss, miss
-from sidecar.core.logs.evidence import Hearing
-from sidecar.core.results import WaveResult
+from sidecar.core.judge.shown import miss
 
 QUIET_WAVES = 2
 """R6: quiet waves at the end that each gait needs. One is enough where the log would have told a
@@ -44,83 +31,13 @@ MAX_FAILURES = 2
 """Failed waves in a row before a cell has failed for this round."""
 
 
-def first_token_s(wave: WaveResult) -> float | None:
-    """R5's F as the verdict uses it; None if a first token never came."""
-    f_s = wave.f_s
-    if f_s is None or wave.look.gait is Gait.LED or wave.plug is None or wave.plug.first_s is None:
-        return f_s
-    return f_s - max(0.0, wave.plug.first_s)
-
-
-def worst_gap_s(wave: WaveResult) -> float:
-    """R5's G as the verdict uses it; 0 where nothing was decoded."""
-    f_s = wave.f_s
-    if f_s is None:
-        return 0.0
-    return max(
-        (
-            b - a
-            for r in wave.results
-            for a, b in pairwise(r.token_s[bisect_left(r.token_s, f_s) :])
-        ),
-        default=0.0,
-    )
-
-
-@dataclass(slots=True)
-class Entry:
-    """One wave of a look. `at` is its number in the boot's sequence of all waves, from 0."""
-
-    at: int
-    wave: WaveResult
-    valid: bool
-    foreign: bool
-    failed: bool
-    refused: bool
-    known: bool
-    """Everything that R2 asks could be checked."""
-    accepted: bool | None
-    """Whether a draft was accepted in it; None: not told."""
-    missed: Miss | None
-
-    f_s: float | None = field(init=False)
-    """From the plug's own token, where there was one."""
-    g_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.f_s = first_token_s(self.wave)
-        self.g_s = worst_gap_s(self.wave)
-
-    def delay_s(self, plugs: Plugs) -> float:
-        """How much later the plug's token came than such a plug takes at best."""
-        least_s = plugs.least_s(self.wave)
-        if least_s is None or self.wave.plug is None or self.wave.plug.first_s is None:
-            return 0.0
-        ended_s = self.wave.plug.first_s
-        return max(0.0, ended_s) - max(0.0, ended_s - (self.wave.plug.ttft_s or 0.0) + least_s)
-
-    @property
-    def compiled(self) -> bool:
-        """A compile line stands in its window: it is loud, however much of the log was seen."""
-        return self.wave.log is not None and bool(self.wave.log.compiles)
-
-    @property
-    def is_heard(self) -> bool:
-        """Had a kernel compiled in it, the log would have said so."""
-        return self.wave.log is not None and self.wave.log.hearing is Hearing.COMPLETE
-
-    @property
-    def counts(self) -> bool:
-        """It is a look: valid, and its batch shown."""
-        return self.valid and self.missed is None
-
-
 @dataclass(frozen=True, slots=True)
 class Reading:
     """A look's waves, read against today's baselines. `-1`: there was none."""
 
     f_base_s: float | None
     g_base_s: float | None
+    d_base_s: float | None
     looks: int
     """Waves that count."""
     quiet_run: int
@@ -253,13 +170,15 @@ class Track:
         f_base_s = self.reading().f_base_s or 0.0
         return max(*taus_s, self._converge.tolerance_s(f_base_s + plug_s))
 
-    def tolerances_s(self) -> tuple[float, float] | None:
-        """τ of F and of G; None before the first wave."""
+    def tolerances_s(self) -> tuple[float, float, float] | None:
+        """τ of F, of G and of D; None before the first wave."""
         reading = self.reading()
-        if reading.f_base_s is None or reading.g_base_s is None:
+        if reading.f_base_s is None or reading.g_base_s is None or reading.d_base_s is None:
             return None
         tolerance_s = self._converge.tolerance_s
-        return tolerance_s(reading.f_base_s), tolerance_s(reading.g_base_s)
+        bases_s = (reading.f_base_s, reading.g_base_s, reading.d_base_s)
+        f_tau_s, g_tau_s, d_tau_s = map(tolerance_s, bases_s)
+        return f_tau_s, g_tau_s, d_tau_s
 
     def _read(self) -> Reading:
         timed = [e for e in self.entries if e.f_s is not None]
@@ -271,6 +190,7 @@ class Track:
         base = [e for e in timed if e.counts] or [e for e in timed if e.valid] or timed
         f_base = min((e.f_s for e in base if e.f_s is not None), default=None)
         g_base = min((e.g_s for e in base), default=None)
+        d_base = min((e.d_s for e in base), default=None)
         looks = quiet_run = 0
         last_quiet_at = loud_at = event_at = first_at = -1
         loud_is_foreign = is_cold = False
@@ -278,7 +198,7 @@ class Track:
         events: list[bool] = []
         run: list[Entry] = []
         for entry in timed:
-            loud, event = self._is_loud(entry, f_base or 0.0, g_base or 0.0)
+            loud, event = self._is_loud(entry, f_base or 0.0, g_base or 0.0, d_base or 0.0)
             if event:
                 event_at = entry.at
             if loud or not entry.foreign:
@@ -302,6 +222,7 @@ class Track:
         return Reading(
             f_base_s=f_base,
             g_base_s=g_base,
+            d_base_s=d_base,
             looks=looks,
             quiet_run=quiet_run,
             last_quiet_at=last_quiet_at,
@@ -316,7 +237,9 @@ class Track:
             accepted=True if True in accepted else False if False in accepted else None,
         )
 
-    def _is_loud(self, entry: Entry, f_base_s: float, g_base_s: float) -> tuple[bool, bool]:
+    def _is_loud(
+        self, entry: Entry, f_base_s: float, g_base_s: float, d_base_s: float
+    ) -> tuple[bool, bool]:
         """Whether the wave is loud, and whether so much that it counts for the whole grid, as every
         compile line does.
 
@@ -327,7 +250,8 @@ class Track:
         if entry.compiled:
             return True, True
         loud = event = False
-        for figure_s, base_s in ((entry.f_s, f_base_s), (entry.g_s, g_base_s)):
+        figures = ((entry.f_s, f_base_s), (entry.g_s, g_base_s), (entry.d_s, d_base_s))
+        for figure_s, base_s in figures:
             excess_s = figure_s - base_s
             loud = loud or excess_s > self._converge.tolerance_s(base_s)
             event = event or excess_s > max(EVENT_FLOOR_S, EVENT_FACTOR * base_s)

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from sidecar.core.judge import cached
 from sidecar.core.judge.drafted import undeclared, untold
+from sidecar.core.judge.unruly import unruly
 from sidecar.core.results import Outcome, Result, WaveResult
 from sidecar.core.wire.metrics import CounterDelta
 
@@ -66,16 +68,21 @@ def is_success(wave: WaveResult) -> bool:
 def _as_declared(wave: WaveResult) -> tuple[str, ...]:
     cell = wave.look.cell
     invalid: list[str] = []
-    if len(wave.results) != cell.concurrency:
-        invalid.append(f"{len(wave.results)} of {cell.concurrency} requests ran")
+    if len(wave.results) != cell.requests:
+        invalid.append(f"{len(wave.results)} of {cell.requests} requests ran")
     failed = sum(r.outcome is not Outcome.OK for r in wave.results)
     if failed:
-        return (*invalid, f"{failed} of {cell.concurrency} requests failed")
+        return (*invalid, f"{failed} of {cell.requests} requests failed")
     for index, result in enumerate(wave.results):
-        wrong = _wrong(result, cell.prompt_tokens, cell.output_tokens_of(index))
+        more = wave.more_tokens if index < cell.concurrency else 0
+        output_tokens = (cell.output_tokens_of(index) + more) * cell.variant.choices
+        wrong = _wrong(result, cell.prompt_tokens_of(index), output_tokens)
+        wrong = wrong or unruly(result, cell.variant)
         if wrong:
             invalid.append(wrong)
             break  # one example: they mostly all have the same fault
+    if not invalid:
+        invalid += cached.by_usage(wave)
     if wave.plug is not None and wave.plug.outcome is not Outcome.OK:
         invalid.append(f"the plug failed: {wave.plug.outcome} {wave.plug.message}".rstrip())
     return tuple(invalid)
@@ -88,8 +95,6 @@ def _wrong(result: Result, prompt_tokens: int, output_tokens: int) -> str | None
         return f"usage says {result.completion_tokens} output tokens, not {output_tokens}"
     if result.finish_reason != "length":
         return f"a request finished by {result.finish_reason!r}, not 'length'"
-    if result.cached_tokens:
-        return f"{result.cached_tokens} prompt tokens came from a cache"
     return None if result.token_s else "a request had no token in its stream"
 
 
@@ -98,18 +103,14 @@ def _ours(wave: WaveResult) -> _Ours:
     plug_tokens = 0 if plug is None else plug.prompt_tokens or 0
     plugs = 0 if plug is None else 1
     return _Ours(
-        cell.concurrency + plugs,
-        cell.wave_prompt_tokens + plug_tokens,
-        cell.wave_output_tokens + plugs,
+        cell.requests * cell.variant.choices + plugs,
+        cell.wave_prompt_tokens * cell.variant.choices + plug_tokens,
+        cell.wave_output_tokens + plugs + cell.concurrency * wave.more_tokens,
     )
 
 
 def _recomputed(wave: WaveResult, delta: CounterDelta, ours: _Ours) -> tuple[str, ...]:
-    invalid: tuple[str, ...] = ()
-    if delta.cached_tokens:
-        invalid += (f"{delta.cached_tokens:g} prompt tokens came from a cache",)
-    elif delta.computed_tokens is not None and delta.computed_tokens < ours.prompt_tokens - _SAME:
-        invalid += (f"only {delta.computed_tokens:g} of {ours.prompt_tokens} tokens were computed",)
+    invalid = cached.by_counters(wave, delta, ours.prompt_tokens)
     if delta.preemptions:
         invalid += (f"{delta.preemptions:g} requests were preempted",)
     return invalid
@@ -119,8 +120,7 @@ def _unknowable(wave: WaveResult, delta: CounterDelta) -> tuple[str, ...]:
     unknown: tuple[str, ...] = ()
     if delta.prompt_tokens is None and delta.requests is None:
         unknown += ("whether the engine served others (no request counters in /metrics)",)
-    told = all(r.cached_tokens is not None for r in wave.results)
-    if delta.computed_tokens is None and delta.cached_tokens is None and not told:
+    if not cached.is_told(wave, delta):
         unknown += ("whether prompts came from a cache (no cache counters in /metrics)",)
     if delta.preemptions is None:
         unknown += ("whether requests were preempted (no preemption counter in /metrics)",)

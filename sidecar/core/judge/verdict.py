@@ -31,11 +31,12 @@ from sidecar.core.judge.calls import (
     opening,
 )
 from sidecar.core.judge.failures import failure
+from sidecar.core.judge.figures import Entry
 from sidecar.core.judge.pacing import WarmTtft
 from sidecar.core.judge.plugs import Plugs
 from sidecar.core.judge.ruling import FOREIGN_WAVES, Grid, is_quiet, rule
 from sidecar.core.judge.shown import miss
-from sidecar.core.judge.track import EVENT_FACTOR, EVENT_FLOOR_S, MAX_FAILURES, Entry, Track
+from sidecar.core.judge.track import EVENT_FACTOR, EVENT_FLOOR_S, MAX_FAILURES, Track
 from sidecar.core.judge.validity import examine, is_success
 from sidecar.core.logs.evidence import Hearing
 from sidecar.core.results import WaveResult
@@ -191,7 +192,7 @@ class Judge:
 
     def _rejudge_shown(self, like: Cell) -> None:
         for case in self._cases:
-            if case.cell.variant.name == like.variant.name and case.cell.concurrency > 1:
+            if case.cell.variant.name == like.variant.name and case.cell.requests > 1:
                 warm_ttft_s = self._warm_ttft.of(case.cell)
                 for track in case.tracks:
                     track.rejudge_shown(warm_ttft_s)
@@ -275,4 +276,6 @@ def looks_of(cell: Cell) -> tuple[Look, ...]:
     """A cell's looks, the one with the larger step first (R1). Heaviest and first have one."""
     if cell.role is not Role.GRID:
         return (Look(cell, cell.gaits[0]),)
-    return tuple(Look(cell, gait) for gait in (Gait.HELD, Gait.LED) if gait in cell.gaits)
+    return tuple(
+        Look(cell, gait) for gait in (Gait.HELD, Gait.LED, Gait.MIXED) if gait in cell.gaits
+    )
