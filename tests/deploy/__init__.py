@@ -1,0 +1,1 @@
+"""What users copy from `deploy/`, run as it stands there."""
