@@ -1,5 +1,7 @@
 """Each log source against what a real Docker Engine makes of a container's output."""
 
+import os
+import signal
 import time
 from functools import partial
 from pathlib import Path
@@ -193,6 +195,31 @@ async def test_a_container_does_not_start_without_its_listener(stage, kind):
     this = stage(kind=kind)
     with pytest.raises(AssertionError, match=r"connection refused|no such file"):
         await this.start("print(1)", port=9)
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp", "udp"])
+async def test_whether_a_crashed_container_comes_back_without_the_sidecar(stage, kind):
+    """Where the listener must answer Docker gives up for good; over UDP the engine serves again."""
+    this = stage(kind=kind)
+    async with following(this.source) as follow:
+        await this.listening(follow)
+        container = await this.start(
+            "import time; time.sleep(1000)",
+            port=this.source.port,
+            options=("--restart", "unless-stopped", "--stop-signal", "SIGKILL"),
+        )
+    try:
+        os.kill((await to_thread.run_sync(this.docker.state, container))["Pid"], signal.SIGKILL)
+    except PermissionError:
+        unavailable("processes of containers can't be killed from here")
+    shown = ("inspect", "--format", "{{.RestartCount}} {{.State.Status}}", container)
+    expected = "1 running" if kind == "udp" else "1 exited"
+    await to_thread.run_sync(
+        wait_until, f"it is {expected}", lambda: this.docker(*shown) == expected, LIMIT_S
+    )
+    if kind != "udp":
+        state = await to_thread.run_sync(this.docker.state, container)
+        assert "failed to initialize logging driver" in state["Error"]
 
 
 @pytest.mark.parametrize("kind", ["unix", "tcp", "udp"])
