@@ -7,6 +7,7 @@ import struct
 import time
 
 from sidecar.adapters.logs.inbox import Inbox
+from sidecar.adapters.logs.pace import Allowance
 from sidecar.core.logs.items import Gap
 from sidecar.core.logs.source import SyslogSpec
 from sidecar.core.logs.syslog import SyslogLines
@@ -27,8 +28,9 @@ _DROPS = 8
 class Datagrams:
     """One bound socket; what it gets goes into the inbox."""
 
-    def __init__(self, spec: SyslogSpec, inbox: Inbox) -> None:
+    def __init__(self, spec: SyslogSpec, inbox: Inbox, allowance: Allowance) -> None:
         self._spec = spec
+        self._allowance = allowance
         self._inbox = inbox
         self._frames = SyslogLines()
         self._buffer = bytearray(_MAX_DATAGRAM_BYTES)
@@ -110,10 +112,14 @@ class Datagrams:
             except OSError as problem:
                 self._inbox.put(Gap(now_s, f"the socket reports: {problem.strerror}"))
                 return
-            if self._allows(sender[0]):
-                self._inbox.put_lines(self._frames.datagram(bytes(view[:count])), now_s)
-            else:
+            if not self._allows(sender[0]):
                 self.refused += 1
+            elif self._allowance.is_spent:
+                self._inbox.miss(1)
+            else:
+                began_s = time.thread_time()
+                self._inbox.put_lines(self._frames.datagram(bytes(view[:count])), now_s)
+                self._allowance.spend(time.thread_time() - began_s)
 
     def _allows(self, sender: str) -> bool:
         may = self._may.get(sender)

@@ -1,6 +1,7 @@
 """What has arrived at a listener and was not taken yet."""
 
 import asyncio
+import time
 from collections import deque
 
 from sidecar.core.logs.items import Gap, Item, Line
@@ -38,6 +39,13 @@ class Inbox:
             self.lines += 1
             self._append(Line(line.text, at_s, origin=line.tag or None), at_s, len(line.text))
 
+    def miss(self, lines: int) -> None:
+        """So many came and were not even looked at."""
+        self._missing += lines
+        self.dropped_lines += lines
+        if not self._items:
+            self._append_gap(time.monotonic())
+
     def put(self, item: Item) -> None:
         """Something other than a line; there are few, unless somebody connects again and again."""
         if self._bytes > 2 * self._limit:
@@ -61,9 +69,13 @@ class Inbox:
         self._filled.clear()
         return items
 
+    def _append_gap(self, at_s: float) -> None:
+        self._items.append(self._gap(at_s))
+        self._filled.set()
+
     def _append(self, item: Item, at_s: float, text_bytes: int) -> None:
         if self._missing:
-            self._items.append(self._gap(at_s))
+            self._append_gap(at_s)
         self._items.append(item)
         self._bytes += text_bytes + _ITEM_BYTES
         self._filled.set()

@@ -4,14 +4,15 @@ import asyncio
 import time
 
 from sidecar.adapters.logs.inbox import Inbox
+from sidecar.adapters.logs.pace import Allowance
 from sidecar.core.logs.items import Began, Ended, Gap
 from sidecar.core.logs.lines import Cut
 from sidecar.core.logs.source import SyslogSpec
 from sidecar.core.logs.syslog import SyslogLines, TaggedLine
 
 MAX_CONNECTIONS = 64
-_READ_BYTES = 64 << 10
-"""A turn's worth: some hundred lines."""
+_READ_BYTES = 16 << 10
+"""A turn's worth: a hundred lines, or at worst 25 ms of empty ones."""
 _MAX_ORIGIN = 128
 MUTE_S = 5.0
 """A connection without one whole message after that time may be closed for another."""
@@ -48,7 +49,14 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._is_taken:
             self.heard_s = time.monotonic()
-            self._put(self._frames.feed(bytes(self._buffer[:nbytes])))
+            data, allowance = bytes(self._buffer[:nbytes]), self._senders.allowance
+            if allowance.is_spent:
+                self._senders.inbox.miss(max(1, data.count(b"\n")))
+                self._frames.lose(nbytes)
+                return
+            began_s = time.thread_time()
+            self._put(self._frames.feed(data))
+            allowance.spend(time.thread_time() - began_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._is_taken:
@@ -77,8 +85,9 @@ class Connection(asyncio.BufferedProtocol):
 class Senders:
     """Who is connected, and who may not be."""
 
-    def __init__(self, spec: SyslogSpec, inbox: Inbox, mute_s: float) -> None:
+    def __init__(self, spec: SyslogSpec, inbox: Inbox, mute_s: float, allowance: Allowance) -> None:
         self.inbox = inbox
+        self.allowance = allowance
         self._mute_s = mute_s
         self._spec = spec
         self._connections: set[Connection] = set()

@@ -43,7 +43,7 @@ from anyio import CancelScope, to_thread
 
 from sidecar.adapters.logs.datagrams import WANTED_BUFFER_BYTES, Datagrams
 from sidecar.adapters.logs.inbox import Inbox
-from sidecar.adapters.logs.pace import AT_ONCE, pauses_s
+from sidecar.adapters.logs.pace import AT_ONCE, Allowance, pauses_s
 from sidecar.adapters.logs.senders import MUTE_S, Connection, Senders
 from sidecar.core.logs.items import Counts, Gap, Item
 from sidecar.core.logs.source import SyslogSpec, Transport
@@ -62,8 +62,9 @@ class SyslogLog:
     def __init__(self, spec: SyslogSpec, *, mute_s: float = MUTE_S) -> None:
         self.spec = spec
         self._inbox = Inbox()
-        self._senders = Senders(spec, self._inbox, mute_s)
-        self._datagrams = Datagrams(spec, self._inbox)
+        self._allowance = Allowance()
+        self._senders = Senders(spec, self._inbox, mute_s, self._allowance)
+        self._datagrams = Datagrams(spec, self._inbox, self._allowance)
         self._server: asyncio.Server | None = None
         self._socket_file: tuple[int, int] | None = None
         """Device and inode of the socket that we made."""
@@ -109,10 +110,13 @@ class SyslogLog:
         try:
             await self._listen()
             while True:
-                for n, item in enumerate(await self._inbox.take(_LOOK_S), 1):
-                    yield item
-                    if n % AT_ONCE == 0:
-                        await asyncio.sleep(0)
+                items = await self._inbox.take(_LOOK_S)
+                for turn in range(0, len(items), AT_ONCE):
+                    began_s = time.thread_time()
+                    for item in items[turn : turn + AT_ONCE]:
+                        yield item
+                    self._allowance.spend(time.thread_time() - began_s)
+                    await asyncio.sleep(0)
                 self._senders.finish_lines(_SILENT_S)
                 self._datagrams.finish_lines(_SILENT_S)
                 if self._socket_file and not await to_thread.run_sync(self._has_socket_file):

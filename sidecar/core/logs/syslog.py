@@ -65,6 +65,11 @@ class SyslogLines:
         """The lines of the messages that end inside the next bytes of a stream."""
         return [line for frame in self._stream.feed(data) for line in self.datagram(frame)]
 
+    def lose(self, count: int) -> None:
+        """The next bytes of the stream were dropped: go on behind the end of a line."""
+        self._stream.lose(count)
+        self._unfinished.clear()
+
     def datagram(self, data: bytes) -> list[TaggedLine]:
         """The lines of one message."""
         data = data.rstrip(b"\r\n\0")
@@ -127,6 +132,12 @@ class _Stream:
                 frames.append(frame)
         return frames
 
+    def lose(self, count: int) -> None:
+        self._bytes += count + len(self._buffer)
+        self._buffer.clear()
+        self._scanned = self._skip = 0
+        self._skip_line = True
+
     def _next(self) -> bytes | None:
         """The next frame, b"" for something that was passed over, None if more must come."""
         if self._skip:
@@ -176,6 +187,11 @@ class _Stream:
                 return self._drop_rest(over)
             self._scanned = len(self._buffer)
             return None
+        if end == 0 and not self._skip_line:
+            # Empty lines say nothing, and one by one they would cost most of all.
+            self._buffer = self._buffer.lstrip(b"\n")
+            self._scanned = 0
+            return b""
         frame = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
         self._scanned = 0
