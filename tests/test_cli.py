@@ -89,6 +89,11 @@ REFUSED = [
     (["state", "show"], 2, ".*no state folder is set; give --state-dir or WARMUP_STATE_DIR"),
     (["state", "clear", "--state-dir", "/nowhere"], 2, ".*there is no state folder /nowhere.*"),
     (["shapes"], 2, ".*ACTION.*"),
+    (["shapes", "suggest", "--watch", "x"], 2, '.*"x" is no number of seconds from 0 to 86400;.*'),
+    (["shapes", "suggest", "--watch", "nan"], 2, '.*"nan" is no number of seconds.*'),
+    (["shapes", "suggest", "--engine-url", "vllm:8000"], 2, ".*--engine-url: .* has no scheme; .*"),
+    (["shapes", "suggest", "--shapes", "defualt"], 2, '.*no shapes file is called "defualt".*'),
+    (["shapes", "suggest", "--engine-url", NOBODY], 4, f".*{NOBODY}.*"),
 ]
 
 
@@ -225,7 +230,7 @@ def test_plan_takes_the_speeds_of_the_last_warm_up_and_says_what_the_budget_lack
     command = ["plan", "--shapes", str(shapes), "--state-dir", str(tmp_path)]
     assert code_of(*command) == 0
     out = capsys.readouterr().out
-    assert "at the assumed 8000 prompt tokens/s and 50 output tokens/s" in out
+    assert "at the assumed 8,000 prompt tokens/s and 50 output tokens/s" in out
     assert "the budget is" not in out
     report = replace(REPORT, speed=Speed(500.0, 10.0, 0.5))
     (tmp_path / "last-report.json").write_text(to_json(report))
@@ -320,8 +325,11 @@ def sim(*arguments: str) -> Iterator[str]:
 
 def test_once_against_the_simulator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The whole: `sim` serves, `plan` asks it, `once` warms it and exits 0, `report` repeats it;
-    `once` again adopts the verdict, sends nothing and prints the same report."""
+    `once` again adopts the verdict, sends nothing and prints the same report. `shapes suggest`
+    tells our own requests from those of users, where it is shown the report."""
     with sim("--model", "demo") as url:
+        suggest = ("shapes", "suggest", "--engine-url", url, "--watch", "0")
+        nothing = run(*suggest)
         asked = run("plan", "--engine-url", url, "--shapes", "tiny")
         assert "model demo (/v1/models)" in asked.stdout, asked
         done = run(
@@ -332,6 +340,14 @@ def test_once_against_the_simulator(tmp_path: Path, capsys: pytest.CaptureFixtur
             *("once", "--engine-url", url, "--shapes", "tiny", "--json"),
             *("--state-dir", str(tmp_path)),
         )
+        ours = run(*suggest, "--state-dir", str(tmp_path))
+        all_of_it = run(*suggest, "--shapes", "tiny")
+    assert (nothing.returncode, nothing.stdout) == (ExitCode.EVIDENCE_MISSING, "")
+    assert "it has answered no request yet, so" in nothing.stderr
+    assert ours.returncode == ExitCode.EVIDENCE_MISSING, ours
+    assert "no request yet beside" in ours.stderr
+    assert parse(all_of_it.stdout, "suggested.yaml").cells, all_of_it
+    assert "# Beside tiny" in all_of_it.stdout
     assert done.returncode == ExitCode.WARM, done
     warmed = json.loads(done.stdout)
     assert (warmed["facts"]["model"], warmed["opening"]["open"]) == ("demo", True)

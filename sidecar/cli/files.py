@@ -43,7 +43,11 @@ def _last(options: argparse.Namespace) -> "Report":
 
 
 def shapes(options: argparse.Namespace) -> int:
-    """`shapes check`, `shapes list`, `shapes schema`."""
+    """`shapes check`, `shapes list`, `shapes schema`, `shapes suggest`."""
+    if options.action == "suggest":
+        from sidecar.cli.suggest import suggest
+
+        return suggest(options)
     if options.action == "schema":
         from sidecar.core.grid.shapesfile import schema
 

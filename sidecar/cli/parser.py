@@ -5,79 +5,24 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from sidecar import __version__
+from sidecar.cli.examples import (
+    DESCRIPTION,
+    EPILOG,
+    EXIT_CODES,
+    ONCE,
+    PLAN,
+    REPORT,
+    SERVE,
+    SHAPES,
+    SIM,
+    STATE,
+    SUGGEST,
+)
 from sidecar.core.errors import ExitCode
 from sidecar.core.nearest import suggest
 
+_LONGEST_WATCH_S = 86_400
 _FORMATTER = argparse.RawDescriptionHelpFormatter
-
-EXIT_CODES = """\
-exit codes:
-  0  warm (serve: ended by SIGTERM)       3  not converged: not warm within the budget
-  1  a bug of this program                4  engine unavailable, or it refuses
-  2  configuration: flag, variable, file  5  evidence missing where it was required
-  128 + n: `once` was ended by signal n
-"""
-
-DESCRIPTION = """\
-Warms a vLLM server before its users come, proves it, and only then opens the readiness gate.
-"""
-
-EPILOG = f"""\
-examples:
-  vllm-warmup serve --engine-url http://vllm:8000        # the sidecar: /ready on port 8900
-  vllm-warmup once --engine-url http://localhost:8000    # warm once, exit 0 when warm
-  vllm-warmup plan --shapes my-shapes.yaml               # what would be sent, and what it costs
-
-{EXIT_CODES}"""
-
-SERVE = """\
-examples:
-  vllm-warmup serve --engine-url http://vllm:8000
-  vllm-warmup serve --shapes /shapes/mine.yaml --state-dir /state --ready-file /run/ready
-  WARMUP_ENGINE_URL=http://vllm:8000 WARMUP_API_KEY_FILE=/run/secrets/key vllm-warmup serve
-"""
-
-ONCE = """\
-examples:
-  vllm-warmup once --engine-url http://localhost:8000 && ./let-users-in
-  vllm-warmup once --shapes tiny --json > report.json
-"""
-
-PLAN = """\
-examples:
-  vllm-warmup plan --shapes default
-  vllm-warmup plan --shapes my-shapes.yaml --engine-url http://localhost:8000
-  vllm-warmup plan --prefill-tokens-per-s 2000 --decode-tokens-per-s 25 --json
-"""
-
-REPORT = """\
-examples:
-  vllm-warmup report --state-dir /state
-  vllm-warmup report --state-dir /state --json
-  vllm-warmup report --suggest           # cells for what compiled while the gate was open
-"""
-
-STATE = """\
-examples:
-  vllm-warmup state show --state-dir /state
-  vllm-warmup state clear --state-dir /state     # cells that an engine died on are sent again
-"""
-
-SHAPES = """\
-examples:
-  vllm-warmup shapes check my-shapes.yaml other.yaml
-  vllm-warmup shapes list
-  vllm-warmup shapes schema > shapes/schema.json
-"""
-
-
-SIM = """\
-examples:
-  vllm-warmup sim --port 8000
-  vllm-warmup sim --model tiny --seed 7 --time-scale 0.1 --log-file engine.log
-  vllm-warmup sim --axes --ranks 2 --draft-tokens 3 --prompt-tokens-details
-  curl -s localhost:8000/_sim        # what was cold and who paid; POST makes it fail
-"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -152,7 +97,9 @@ def parser_of_all() -> Parser:
     _state_command(
         command("state", "show what the state folder remembers, clear cells held back", STATE)
     )
-    _shapes_command(command("shapes", "check shapes files, list the shipped ones", SHAPES))
+    _shapes_command(
+        command("shapes", "check shapes files, list the shipped ones, suggest one", SHAPES)
+    )
     _sim_flags(command("sim", "run a simulated vLLM engine with real cold costs", SIM))
     return parser
 
@@ -234,6 +181,18 @@ def _positive(text: str) -> float:
     return value
 
 
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= _LONGEST_WATCH_S:
+        raise argparse.ArgumentTypeError(
+            f'"{text[:40]}" is no number of seconds from 0 to {_LONGEST_WATCH_S}; give one'
+        )
+    return value
+
+
 def _state_command(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, text in (
@@ -251,6 +210,25 @@ def _shapes_command(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     check = actions.add_parser("check", help="check files; exit 2 if one is wrong")
     check.add_argument("files", nargs="+", metavar="FILE")
+    suggestion = actions.add_parser(
+        "suggest",
+        help="a shapes file that covers what a server with traffic has counted; exit 5: nothing",
+        epilog=SUGGEST,
+        formatter_class=_FORMATTER,
+        allow_abbrev=False,
+    )
+    _engine_flags(suggestion)
+    suggestion.add_argument(
+        "--state-dir", metavar="DIR", help="the sidecar's: its own requests are taken off"
+    )
+    suggestion.add_argument(
+        "--watch",
+        type=_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long to look at the running requests, once a second; 0: once (60)",
+    )
+    suggestion.set_defaults(parser=suggestion)
     actions.add_parser("list", help="the shipped files")
     actions.add_parser("schema", help="the JSON schema of a shapes file")
 

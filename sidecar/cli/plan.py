@@ -81,15 +81,9 @@ def _basis(options: argparse.Namespace, settings: Settings, facts: EngineFacts) 
 
 
 async def _learn(settings: Settings) -> EngineFacts:
-    from sidecar.adapters.engine import Engine
+    from sidecar.cli.engine import engine_of
 
-    engine = Engine(
-        settings.engine_url,
-        api_key=settings.api_key.get_secret_value() if settings.api_key else None,
-        model=settings.model,
-        tls_ca_file=str(settings.tls_ca_file) if settings.tls_ca_file else None,
-        tls_verify=settings.tls_verify,
-    )
+    engine = engine_of(settings)
     try:
         return await engine.learn()
     finally:
@@ -154,7 +148,8 @@ def _words(plan: Plan, cost: PlanCost, basis: Basis) -> Iterator[str]:
         f"{a_pass.prompt_tokens:,} prompt and {a_pass.output_tokens:,} output tokens"
     )
     yield (
-        f"adds about {total.seconds:.0f} s to a scale-out: the first prompt, {WARM_PASSES} passes"
+        f"adds about {_about(total.seconds)} s to a scale-out: "
+        f"the first prompt, {WARM_PASSES} passes"
         f"{'' if plan.heaviest is None else ' and the heaviest path'}, at {basis} "
         "(--prefill-tokens-per-s, --decode-tokens-per-s); what is cold comes on top"
     )
@@ -164,6 +159,10 @@ def _words(plan: Plan, cost: PlanCost, basis: Basis) -> Iterator[str]:
         yield f"does not fit: {unfit.id}: {unfit.reason}; {unfit.remedy}"
     for warning in plan.warnings:
         yield f"warning: {warning}"
+
+
+def _about(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}"
 
 
 def _limits(facts: EngineFacts) -> str:

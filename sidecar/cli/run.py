@@ -2,15 +2,19 @@
 
 import argparse
 import asyncio
+import json
 import logging
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from sidecar.cli.settings import settings_of
 from sidecar.core.errors import ConfigError, ExitCode
 from sidecar.core.watch.gate import Snapshot, State
+
+if TYPE_CHECKING:
+    from sidecar.core.report import Report
 
 _BY_SIGNAL = 128
 """Above it an exit status names the signal that ended the process."""
@@ -19,13 +23,13 @@ _BY_SIGNAL = 128
 def serve(options: argparse.Namespace) -> int:
     """Warm the engine, keep the gate, until a signal."""
     settings = settings_of(options)
-    from sidecar import wiring
+    from sidecar import running
     from sidecar.adapters.shapesfile import read
 
     shapes = read(settings.shapes)
     _log_to_stderr(settings.log_level)
     with asyncio.Runner() as runner:
-        code = runner.run(wiring.serve(settings, shapes))
+        code = runner.run(running.serve(settings, shapes))
         _leave(code)
     return code
 
@@ -33,7 +37,7 @@ def serve(options: argparse.Namespace) -> int:
 def once(options: argparse.Namespace) -> int:
     """Warm the engine once; the report goes to stdout, progress to stderr."""
     settings = settings_of(options)
-    from sidecar import wiring
+    from sidecar import running
     from sidecar.adapters.shapesfile import read
     from sidecar.core import report
 
@@ -44,11 +48,13 @@ def once(options: argparse.Namespace) -> int:
     with _Bar() if on_terminal else _Lines() as view:
         outcome, runner = None, asyncio.Runner()
         try:
-            outcome = runner.run(wiring.once(settings, shapes, show=view.show))
+            outcome = runner.run(running.once(settings, shapes, show=view.show))
         finally:
             if outcome is None or outcome.exit_code <= _BY_SIGNAL:
                 runner.close()
-    if outcome.report is not None:
+    if len(settings.engines) > 1:
+        _print_each(outcome.reports, as_json=options.json)
+    elif outcome.report is not None:
         print(
             report.to_json(outcome.report, indent=2)
             if options.json
@@ -62,6 +68,18 @@ def once(options: argparse.Namespace) -> int:
     if outcome.exit_code > _BY_SIGNAL:
         _leave(outcome.exit_code)
     return outcome.exit_code
+
+
+def _print_each(reports: "Mapping[str, Report]", *, as_json: bool) -> None:
+    """One document for several engines, or their tables one after another."""
+    from sidecar.core import report
+
+    if as_json:
+        each = {name: json.loads(report.to_json(one)) for name, one in reports.items()}
+        print(json.dumps({"engines": each}, indent=2))
+        return
+    for name, one in reports.items():
+        print(f"== {name}\n{report.to_text(one)}\n")
 
 
 def _print_adopted(options: argparse.Namespace) -> None:

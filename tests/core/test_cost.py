@@ -44,7 +44,7 @@ def test_the_budget_is_judged_by_what_is_known():
     assert over_budget(plan, Basis(), 600.0) is None
     said = over_budget(plan, Basis(), 30.0)
     assert said is not None
-    assert said.startswith("the grid needs about 38 s in 3 passes at the assumed 8000 prompt tok")
+    assert said.startswith("the grid needs about 38 s in 3 passes at the assumed 8,000 prompt tok")
     assert "the budget is 30 s: raise budget.total_s" in said
     slow = Basis(Speed(100.0, 10.0), "measured on m at u")
     assert "100 prompt tokens/s and 10 output tokens/s a stream, measured on m at u" in str(
@@ -90,7 +90,7 @@ def test_a_report_lends_its_speed_to_the_same_engine_alone():
     """By address and model; it comes back from JSON and stands in the text."""
     report = replace(REPORT, speed=ROUND, facts=EngineFacts(model="m"), url="http://a")
     assert from_json(to_json(report)) == report
-    assert "warm, it did 1000 prompt tokens/s and 10 output tokens/s a stream" in to_text(report)
+    assert "warm, it did 1,000 prompt tokens/s and 10 output tokens/s a stream" in to_text(report)
     known = basis_of(report, url="http://a", model="m")
     assert known.speed == ROUND
     assert "measured on m at http://a" in str(known)

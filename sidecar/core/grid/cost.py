@@ -34,10 +34,14 @@ class Basis:
 
     def __str__(self) -> str:
         figures = (
-            f"{self.speed.prefill_tokens_per_s:.4g} prompt tokens/s and "
-            f"{self.speed.decode_tokens_per_s:.4g} output tokens/s a stream"
+            f"{_rounded(self.speed.prefill_tokens_per_s)} prompt tokens/s and "
+            f"{_rounded(self.speed.decode_tokens_per_s)} output tokens/s a stream"
         )
         return f"the assumed {figures}" if self.measured is None else f"{figures}, {self.measured}"
+
+
+def _rounded(figure: float) -> str:
+    return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ def to_yaml(report: Report, suggestion: Suggestion) -> str:
 
 def _head(report: Report, suggestion: Suggestion) -> Iterator[str]:
     warmed = f"since the warm-up of {_when(report.ended.timestamp())}"
-    model = _shown(report.facts.model or "an unknown model")
+    model = shown(report.facts.model or "an unknown model")
     if not suggestion.escapes:
         yield f"# nothing to suggest: no compile line came while the gate was open, {warmed}"
         return
@@ -84,7 +84,7 @@ def _told(causes: Iterable[Cause], most: int = _MAX_CAUSES) -> Iterator[str]:
     listed = list(causes)
     for cause in listed[:most]:
         times = "once" if cause.times == 1 else f"{cause.times} times, last"
-        name = f"{_shown(cause.backend)} {_shown(cause.kernel)}"
+        name = f"{shown(cause.backend)} {shown(cause.kernel)}"
         yield f"{name}: {times} at {_when(cause.last_at)}"
     if len(listed) > most:
         yield f"and {len(listed) - most} more kernels"
@@ -99,7 +99,7 @@ def _flow(cell: Cell) -> str:
     )
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """One line of plain characters, whatever stands in a stranger's name."""
     plain = ascii(text)[1:-1]
     return plain if len(plain) <= _MAX_NAME else f"{plain[:_MAX_NAME]}..."
