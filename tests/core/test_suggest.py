@@ -42,7 +42,7 @@ def cells_of(report):
     """What the YAML declares, as (concurrency, prompt tokens, variant); [] where it is comments."""
     text = to_yaml(report, suggested(report))
     assert all(line.isascii() and line.isprintable() for line in text.splitlines()), text
-    if "cells:" not in text.splitlines():
+    if not {"cells:", "special:"} & set(text.splitlines()):
         assert all(line.startswith("#") for line in text.splitlines())
         return []
     return [(c.concurrency, c.prompt_tokens, c.variant) for c in parse(text, "pasted.yaml").cells]
@@ -63,7 +63,8 @@ def test_a_step_line_gives_the_batch_as_it_was():
         (Batch(2, 700, 0, 0), [(2, 350)], Sure.EXACT),
         # two prompts of a cell are equal, so 701 tokens are either two near ones or one of 701
         (Batch(2, 701, 0, 0), [(2, 351), (1, 701)], Sure.NEAR),
-        (Batch(1, 700, 3, 3), [(1, 700)], Sure.NEAR),
+        (Batch(1, 700, 3, 3), [(3, 16)], Sure.EXACT),
+        (Batch(2, 700, 3, 3), [(3, 16)], Sure.NEAR),
         (Batch(0, 0, 5, 5), [(5, 16)], Sure.NEAR),
     ],
 )
@@ -72,6 +73,18 @@ def test_what_a_batch_becomes(batch, cells, sure):
     made = suggested(with_escapes(declared(), [escape(batch=batch)]))
     assert [(p.cell.concurrency, p.cell.prompt_tokens) for p in made.proposals] == cells
     assert {p.sure for p in made.proposals} == {sure}
+
+
+def test_a_mixed_batch_becomes_a_mixed_cell():
+    """As many decode, and a prompt of the step's tokens arrives; declared, it is not proposed."""
+    escaped = [escape(batch=Batch(1, 700, 3, 3)), escape(batch=Batch(1, 513, 0, 0))]
+    report = with_escapes(declared(), escaped)
+    assert "special:\n  mixed:\n    # Triton fused" in to_yaml(report, suggested(report))
+    shapes = parse(to_yaml(report, suggested(report)), "pasted.yaml")
+    (mixed,) = (c for c in shapes.cells if c.arriving_tokens)
+    assert (mixed.concurrency, mixed.arriving_tokens, len(shapes.cells)) == (3, 700, 2)
+    known = with_escapes(declared(replace(mixed, prompt_tokens=64)), escaped[:1])
+    assert cells_of(known) == []
 
 
 @pytest.mark.parametrize(

@@ -171,15 +171,18 @@ def _of_batch(escape: Escape, variant: Variant, asked: Asked | None) -> Iterator
     batch = escape.batch
     assert batch is not None
     requests, tokens = batch.context_requests, batch.context_tokens
-    if requests and tokens >= requests:
+    decoding, why = batch.generation_requests, str(batch)
+    if requests and decoding and tokens >= requests:
+        if requests > 1:
+            why += ", and in a cell one prompt arrives"
+        sure = Sure.EXACT if requests == 1 else Sure.NEAR
+        cell = Cell(decoding, DECODE_PROMPT_TOKENS, OUTPUT_TOKENS, variant, arriving_tokens=tokens)
+        yield _Draft(cell, sure, why, asked)
+    elif requests and tokens >= requests:
         each, rest = divmod(tokens, requests)
-        is_exact = not rest and not batch.generation_requests
-        why = str(batch)
-        if batch.generation_requests:
-            why += ", and a plain cell prefills without the decodes"
-        elif rest:
+        if rest:
             why += f", and the prompts of a cell are equal: {requests} x {each + 1}"
-        sure = Sure.EXACT if is_exact else Sure.NEAR
+        sure = Sure.NEAR if rest else Sure.EXACT
         prompt_tokens = each + bool(rest)
         yield _Draft(Cell(requests, prompt_tokens, OUTPUT_TOKENS, variant), sure, why, asked)
         if rest:
@@ -215,6 +218,9 @@ def _makes(cell: Cell, draft: _Draft) -> bool:
     wanted = draft.cell
     if wanted.variant.fields and wanted.variant != cell.variant:
         return False
+    if wanted.arriving_tokens:
+        made = (cell.concurrency, cell.arriving_tokens)
+        return made == (wanted.concurrency, wanted.arriving_tokens)
     if cell.prefix_tokens or cell.arriving_tokens:
         return False
     if draft.is_decode:
@@ -225,7 +231,8 @@ def _makes(cell: Cell, draft: _Draft) -> bool:
 
 def _is_sane(cell: Cell, limit: int | None) -> bool:
     longest = _MOST_TOKENS if limit is None else limit - 1
-    return 1 <= cell.concurrency <= _MOST_AT_ONCE and 1 <= cell.prompt_tokens <= longest
+    lengths = (cell.prompt_tokens, cell.arriving_tokens or 1)
+    return 1 <= cell.concurrency <= _MOST_AT_ONCE and min(lengths) >= 1 and max(lengths) <= longest
 
 
 def _output_tokens(cell: Cell, limit: int | None) -> int:

@@ -29,7 +29,7 @@ NO_STEPS = (
 
 
 def to_yaml(report: Report, suggestion: Suggestion) -> str:
-    """Comments, and `cells:` (with `variants:` where one is needed) as a shapes file takes them."""
+    """Comments, and `cells:`, `special:` and `variants:` as a shapes file takes them."""
     return "\n".join((*_head(report, suggestion), *_cells(suggestion), *_rest(suggestion)))
 
 
@@ -51,11 +51,15 @@ def _cells(suggestion: Suggestion) -> Iterator[str]:
     if not suggestion.proposals:
         return
     yield "# Paste what you believe into your shapes file; merge it with what stands there."
-    yield "cells:"
-    for proposal in suggestion.proposals:
-        yield from (f"  # {cause}" for cause in _told(proposal.causes))
-        yield f"  # {_SURE[proposal.sure]} {proposal.why}"
-        yield f"  - {_flow(proposal.cell)}"
+    plain = [p for p in suggestion.proposals if not p.cell.arriving_tokens]
+    mixed = [p for p in suggestion.proposals if p.cell.arriving_tokens]
+    if plain:
+        yield "cells:"
+        yield from _listed(plain, "  ")
+    if mixed:
+        yield "special:"
+        yield "  mixed:"
+        yield from _listed(mixed, "    ")
     asked = {p.asked.name: p.asked for p in suggestion.proposals if p.asked is not None}
     if asked:
         yield "variants:"
@@ -64,6 +68,13 @@ def _cells(suggestion: Suggestion) -> Iterator[str]:
             yield f"  {one.name}: {json.dumps(dict(one.fields))}"
     if suggestion.left_off:
         yield f"# {suggestion.left_off} more cells, of fewer lines or less sure, are not shown"
+
+
+def _listed(proposals: Iterable[Proposal], indent: str) -> Iterator[str]:
+    for proposal in proposals:
+        yield from (f"{indent}# {cause}" for cause in _told(proposal.causes))
+        yield f"{indent}# {_SURE[proposal.sure]} {proposal.why}"
+        yield f"{indent}- {_flow(proposal.cell)}"
 
 
 def _rest(suggestion: Suggestion) -> Iterator[str]:
@@ -93,8 +104,9 @@ def _told(causes: Iterable[Cause], most: int = _MAX_CAUSES) -> Iterator[str]:
 def _flow(cell: Cell) -> str:
     name = cell.variant.name
     variant = "" if name == "completions" else f", variant: {json.dumps(name)}"
+    arriving = f"arriving_tokens: {cell.arriving_tokens}, " if cell.arriving_tokens else ""
     return (
-        f"{{concurrency: {cell.concurrency}, prompt_tokens: {cell.prompt_tokens}, "
+        f"{{concurrency: {cell.concurrency}, prompt_tokens: {cell.prompt_tokens}, {arriving}"
         f"output_tokens: {cell.output_tokens}{variant}}}"
     )
 
@@ -114,7 +126,8 @@ def _when(moment: float) -> str:
 
 
 def to_json(suggestion: Suggestion) -> str:
-    """The same for a program: `cells[].cell` and `variants` are those of a shapes file."""
+    """The same for a program: `cells[].cell` and `variants` are those of a shapes file; a cell with
+    `arriving_tokens` belongs under `special.mixed` there."""
     told: dict[str, Any] = {
         "escapes": suggestion.escapes,
         "escapes_not_kept": suggestion.unread,
@@ -139,6 +152,7 @@ def _as_json(proposal: Proposal) -> dict[str, Any]:
             "concurrency": cell.concurrency,
             "prompt_tokens": cell.prompt_tokens,
             "output_tokens": cell.output_tokens,
+            "arriving_tokens": cell.arriving_tokens or None,
             "variant": cell.variant.name,
         },
         "sure": proposal.sure,
