@@ -19,6 +19,7 @@ from sidecar.simulator.bodies import (
 )
 from sidecar.simulator.model import SimRequest
 from sidecar.simulator.profile import Profile
+from sidecar.simulator.ruled import ruled_ids
 
 MAX_LOGPROBS = 20
 
@@ -47,6 +48,8 @@ class Asked:
     return_token_ids: bool
     logprobs: int | None
     is_thinking: bool
+    ruled: tuple[int, ...] = ()
+    """The tokens that a constraint makes the answer begin with, once its thought is over."""
 
 
 class Asker:
@@ -89,6 +92,16 @@ class Asker:
                 "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
                 param="stream_options",
             )
+        if body.get("prompt_logprobs") is not None and body.get("stream"):
+            raise Refusal(
+                400,
+                "`prompt_logprobs` are not available when `stream=True`. "
+                "(parameter=prompt_logprobs)",
+                param="prompt_logprobs",
+            )
+        copies = body.get("n") or 1
+        if copies > 1 and body.get("temperature") == 0:
+            raise Refusal(400, f"n must be 1 when using greedy sampling, got {copies}.")
         salt = body.get("cache_salt")
         if salt is not None and (not isinstance(salt, str) or not salt):
             raise Refusal(
@@ -134,7 +147,14 @@ class Asker:
             return_token_ids=bool(body.get("return_token_ids")),
             logprobs=logprobs,
             is_thinking=is_thinking,
+            ruled=self._ruled(body, is_chat),
         )
+
+    def _ruled(self, body: Mapping[str, Any], is_chat: bool) -> tuple[int, ...]:
+        """With a reasoning parser nothing is constrained before a thought has ended, and a
+        completion has none (seen on 0.32)."""
+        ids = ruled_ids(body)
+        return tuple(ids) if is_chat or not self.profile.is_reasoning else ()
 
     def _max_tokens(self, body: Mapping[str, Any], prompt_tokens: int, is_chat: bool) -> int:
         """What is asked, cut to fit ([33] serve/utils/api_utils.py)."""

@@ -128,6 +128,7 @@ def chat_ids(body: Mapping[str, Any]) -> tuple[list[int], bool]:
         [message for message in messages if isinstance(message, dict)],
         add_generation_prompt=body.get("add_generation_prompt", True) is not False,
         enable_thinking=is_thinking,
+        tools=body.get("tools") or (),
     )
     return tokenizer.encode(text), is_thinking
 

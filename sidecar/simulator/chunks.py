@@ -19,6 +19,7 @@ class Said:
     choice: Choice
     max_tokens: int
     is_thinking: bool
+    ruled: tuple[int, ...] = ()
     ids: list[int] = field(default_factory=list)
     cached_tokens: int = 0
     finish_reason: str | None = None
@@ -35,6 +36,9 @@ class Said:
             return tokenizer.THINK
         if self.is_thinking and index == self._thought_ends:
             return tokenizer.THINK_END
+        said = index - self._thought_ends - 1 if self.is_thinking else index
+        if 0 <= said < len(self.ruled):
+            return self.ruled[said]
         draw = (self.choice.output_seed * 2654435761 + index * 40503) & 0xFFFFFFFF
         return tokenizer.FIRST_PIECE + (draw >> 7) % len(tokenizer.PIECES)
 

@@ -26,7 +26,7 @@ SHARED_FIELDS = [
     *("priority", "request_id", "session_id", "return_tokens_as_token_ids"),
     *("return_token_ids", "return_token_offsets", "cache_salt", "kv_transfer_params"),
     *("ec_transfer_params", "vllm_xargs", "repetition_detection", "thinking_token_budget"),
-    *("stream_interval"),
+    "stream_interval",
 ]
 COMPLETION_FIELDS = ["prompt", "suffix", "prompt_embeds", *SHARED_FIELDS]
 CHAT_FIELDS = [
@@ -36,6 +36,31 @@ CHAT_FIELDS = [
     *("media_io_kwargs", "mm_processor_kwargs", "return_prompt_text", *SHARED_FIELDS),
 ]
 """Of vLLM 0.32's completion/protocol.py and chat_completion/protocol.py."""
+
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+NESTED = {
+    "structured_outputs": {
+        "anyOf": [{"$ref": "#/components/schemas/StructuredOutputsParams"}, {"type": "null"}]
+    },
+    "response_format": {
+        "anyOf": [{"$ref": "#/components/schemas/ResponseFormat"}, {"type": "null"}]
+    },
+    "reasoning_effort": {"anyOf": [{"type": "string", "enum": _EFFORTS}, {"type": "null"}]},
+}
+INNER = {
+    "StructuredOutputsParams": {
+        name: {}
+        for name in (
+            *("json", "regex", "choice", "grammar", "json_object", "structural_tag"),
+            *("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"),
+        )
+    },
+    "ResponseFormat": {
+        "type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
+        "json_schema": {},
+    },
+}
+"""Fields with fields of their own, and those with a choice of words."""
 
 
 def model_cards(profile: Profile) -> dict[str, Any]:
@@ -120,10 +145,11 @@ def openapi(profile: Profile, routes: Iterable[tuple[str, str]]) -> dict[str, An
             operation["requestBody"] = {"content": {"application/json": {"schema": reference}}}
         paths.setdefault(path, {})[method.lower()] = operation
     schemas = {
-        name: {"type": "object", "properties": {field: {} for field in fields}}
-        for name, fields in (
-            ("CompletionRequest", COMPLETION_FIELDS),
-            ("ChatCompletionRequest", CHAT_FIELDS),
+        name: {"type": "object", "properties": properties}
+        for name, properties in (
+            ("CompletionRequest", {name: NESTED.get(name, {}) for name in COMPLETION_FIELDS}),
+            ("ChatCompletionRequest", {name: NESTED.get(name, {}) for name in CHAT_FIELDS}),
+            *INNER.items(),
         )
     }
     return {

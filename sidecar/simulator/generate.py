@@ -130,7 +130,10 @@ def _begin(life: Life, asked: Asked) -> tuple[Frame, list[Said]]:
         cached_details=life.profile.prompt_tokens_details,
         usage_offset=life.faults.usage_offset,
     )
-    said = [Said(choice, choice.request.max_tokens, asked.is_thinking) for choice in asked.choices]
+    said = [
+        Said(choice, choice.request.max_tokens, asked.is_thinking, asked.ruled)
+        for choice in asked.choices
+    ]
     return frame, said
 
 

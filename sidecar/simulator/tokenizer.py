@@ -6,6 +6,7 @@ count of a text is not a multiple of its length, and it changes where texts are 
 real ones. Every text can be written, and `decode(encode(text)) == text`.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -86,9 +87,10 @@ def render_chat(
     *,
     add_generation_prompt: bool = True,
     enable_thinking: bool = True,
+    tools: Sequence[Any] = (),
 ) -> str:
     """A template like Qwen3's: switching thinking off writes an empty thought."""
-    parts = []
+    parts = [f"<|im_start|>system\n{json.dumps(tools)}<|im_end|>\n"] if tools else []
     for message in messages:
         parts.append(f"<|im_start|>{message.get('role', '')}\n{_content(message)}<|im_end|>\n")
     if add_generation_prompt:

@@ -109,6 +109,26 @@ async def test_a_request_is_counted_exactly(target: Target) -> None:
     assert computed[1] - computed[0] == 100
 
 
+async def test_each_choice_is_counted_as_a_request(target: Target) -> None:
+    """n = 4: four ends and four prompts, of which the first at least was computed whole."""
+    before = await target.page()
+    done = before.sum("vllm:request_success_total")
+    body = completion(700, 5, n=4, temperature=1.0, cache_salt="choices")
+    await target.stream("/v1/completions", body)
+    after = await settled(target, done + 4)
+    names = (
+        "vllm:request_success_total",
+        "vllm:prompt_tokens_total",
+        "vllm:generation_tokens_total",
+    )
+    assert [after.sum(name) - before.sum(name) for name in names] == [4, 2800, 20]
+    computed = [
+        page.sum("vllm:prompt_tokens_by_source_total", source="local_compute")
+        for page in (before, after)
+    ]
+    assert 700 <= computed[1] - computed[0] <= 2800
+
+
 async def test_a_chunked_prompt_is_one_iteration_entry(target: Target) -> None:
     """5,000 tokens in chunks of 2,048: booked once, whole, at the first token."""
     before = await target.page()

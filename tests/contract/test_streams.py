@@ -1,10 +1,12 @@
 """Answers, streamed and whole: their shapes, their usage, their end."""
 
+import re
 from typing import Any
 
 import anyio
 import pytest
 
+from sidecar.core.grid.readymade import CONSTRAINTS, Constraint
 from tests.contract.target import BEARER, MAX_MODEL_LEN, MODEL, Target, chat, completion
 
 USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
@@ -121,6 +123,46 @@ async def test_several_prompts_and_copies_are_choices(target: Target) -> None:
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
     assert answer["usage"]["prompt_tokens"] == 3
     assert answer["usage"]["completion_tokens"] == 4
+
+
+async def test_the_choices_of_a_stream_each_end(target: Target) -> None:
+    """n = 3: every choice has its tokens and its end, and usage counts the tokens of all."""
+    events = await target.stream("/v1/completions", completion(20, 4, n=3, **USAGE))
+    chunks = [event.json for event in events[:-1]]
+    ends = [c["index"] for chunk in chunks for c in chunk["choices"] if c["finish_reason"]]
+    assert sorted(ends) == [0, 1, 2]
+    assert chunks[-1]["usage"]["prompt_tokens"] == 20
+    assert chunks[-1]["usage"]["completion_tokens"] == 12
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("regex", r"7|[0-9]+"), ("choice", r"0 1 .*"), ("json", r"\s*{.*"), ("grammar", r"[a-z \n]+")],
+)
+async def test_a_ready_made_constraint_is_obeyed(
+    target: Target, path: str, name: Constraint, form: str
+) -> None:
+    """The answer begins as it must, and has all its tokens."""
+    fields = {"structured_outputs": CONSTRAINTS[name], "temperature": 1.0}
+    is_chat = "chat" in path
+    body = chat(output=24, **fields) if is_chat else completion(9, 24, **fields)
+    answer = (await target.post(path, body)).json()
+    (choice,) = answer["choices"]
+    text = choice["message"]["content"] if is_chat else choice["text"]
+    assert re.fullmatch(form, text, re.DOTALL), text
+    assert (choice["finish_reason"], answer["usage"]["completion_tokens"]) == ("length", 24)
+
+
+async def test_an_ended_grammar_ends_no_answer(target: Target) -> None:
+    """With ignore_eos what comes after it is free, and the length stays exact."""
+    body = completion(9, 24, structured_outputs={"choice": ["yes"]}, **USAGE)
+    events = await target.stream("/v1/completions", body)
+    chunks = [event.json for event in events[:-1]]
+    text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+    assert text.startswith("yes")
+    assert chunks[-1]["usage"]["completion_tokens"] == 24
+    assert chunks[-2]["choices"][0]["finish_reason"] == "length"
 
 
 async def test_both_forms_of_tokenize_agree_with_usage(target: Target) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
+from sidecar.core.facts import EngineFacts, from_openapi
+from sidecar.core.grid.cells import Endpoint
 from tests.contract.target import BEARER, MAX_MODEL_LEN, MODEL, Target, chat, completion
 
 
@@ -71,6 +73,19 @@ REFUSED: list[tuple[dict[str, Any], int, str, str | None, str]] = [
     ({"max_tokens": 100_000}, 400, "BadRequestError", "max_tokens", "cannot be greater than"),
     ({"min_tokens": 9}, 400, "BadRequestError", None, "less than or equal to max_tokens=2, got 9"),
     ({"cache_salt": ""}, 400, "BadRequestError", "cache_salt", "must be a non-empty string"),
+    (
+        {"prompt_logprobs": 1, "stream": True},
+        *(400, "BadRequestError", "prompt_logprobs", "not available when `stream=True`"),
+    ),
+    ({"n": 4, "temperature": 0}, 400, "BadRequestError", None, "n must be 1 when using greedy"),
+    (
+        {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+        *(400, "BadRequestError", "structured_outputs", "You can only use one kind of"),
+    ),
+    (
+        {"structured_outputs": {"disable_any_whitespace": True}},
+        *(400, "BadRequestError", None, "You must use one kind of structured outputs"),
+    ),
     ({"logprobs": 99}, 400, "BadRequestError", "logprobs", "Requested sample logprobs of 99"),
     (
         {"stream_options": {"include_usage": True}},
@@ -191,6 +206,19 @@ async def test_openapi_lists_the_request_fields(
     name = body["schema"]["$ref"].rpartition("/")[2]
     listed = set(document["components"]["schemas"][name]["properties"])
     assert fields | {"ignore_eos", "cache_salt", "stream", "stream_options"} <= listed
+
+
+@pytest.mark.parametrize("endpoint", Endpoint)
+async def test_openapi_lists_inner_fields_and_words(target: Target, endpoint: Endpoint) -> None:
+    """What a variant may put inside structured_outputs and response_format can be checked."""
+    document = (await target.get("/openapi.json")).json()
+    listed = (from_openapi(EngineFacts(), document).request_fields or {})[endpoint]
+    assert {
+        *(f"structured_outputs.{kind}" for kind in ("json", "regex", "choice", "grammar")),
+        *(f"response_format.type={kind}" for kind in ("text", "json_object", "json_schema")),
+        *("stream_interval", "n", "prompt_logprobs", "thinking_token_budget"),
+    } <= listed
+    assert ("reasoning_effort=max" in listed) is (endpoint is Endpoint.CHAT)
 
 
 def _is_error(answer: httpx.Response, status: int, kind: str, param: str | None, says: str) -> None:
