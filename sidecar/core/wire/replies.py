@@ -5,7 +5,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sidecar.core.results import Outcome, Result
-from sidecar.core.wire.sse import Decoder, Kind, StreamEvent, Usage, error_of, one_line
+from sidecar.core.wire.sse import (
+    Decoder,
+    Kind,
+    StreamEvent,
+    Usage,
+    error_of,
+    one_line,
+    read_event,
+)
+
+_BEGINNING = 64
+"""Characters of an answer that are kept, to see whether it obeys a grammar."""
 
 
 class Ending(StrEnum):
@@ -31,6 +42,8 @@ class Reply:
     pieces: tuple[tuple[float, bytes], ...] = ()
     """(arrival, body bytes), HTTP framing taken off."""
     problem: str = ""
+    streamed: bool = True
+    """False: the answer was asked for as a whole, and is one JSON object."""
 
 
 class Reading:
@@ -43,6 +56,9 @@ class Reading:
         self._token_s: list[float] = []
         self._usage: Usage | None = None
         self._finish: str | None = None
+        self._finished = 0
+        self._begins = ""
+        self._thought = False
         self._error: StreamEvent | None = None
         self._garbage: StreamEvent | None = None
         self._done = False
@@ -66,8 +82,15 @@ class Reading:
                 self._error = self._error or event
             elif event.kind is Kind.GARBAGE:
                 self._garbage = self._garbage or event
-            self._usage = event.usage or self._usage
+            self._take(event)
+
+    def _take(self, event: StreamEvent) -> None:
+        self._usage = event.usage or self._usage
+        if self._finish in (None, "length"):
             self._finish = event.finish_reason or self._finish
+        self._finished += event.finished
+        self._thought = self._thought or (event.thought and not self._begins)
+        self._begins = (self._begins + event.text)[:_BEGINNING]
 
     def result(self) -> Result:
         """The Result of everything fed."""
@@ -82,7 +105,17 @@ class Reading:
             return self._told(Outcome.BROKEN, reply.problem or "closed before any answer")
         if reply.status != 200:
             return self._told(Outcome.HTTP_ERROR, self._error_body())
-        return self._of_stream()
+        return self._of_stream() if reply.streamed else self._of_whole()
+
+    def _of_whole(self) -> Result:
+        """An answer that isn't streamed: all its tokens come with its last byte."""
+        event = read_event(b"".join(data for _, data in self._reply.pieces))
+        if event.kind in (Kind.ERROR, Kind.GARBAGE, Kind.DONE):
+            return self._told(Outcome.BROKEN, f"the answer is {event.message or 'no JSON'}")
+        self._take(event)
+        if self._usage is not None and self._usage.completion_tokens:
+            self._token_s.append(self._reply.pieces[-1][0] - self._release_s)
+        return self._told(Outcome.OK, "")
 
     def _of_stream(self) -> Result:
         if not self.is_stream:
@@ -111,6 +144,9 @@ class Reading:
             completion_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,
             finish_reason=self._finish,
+            choices=max(1, self._finished),
+            begins=self._begins,
+            thought=self._thought,
             status=status if status is not None else self._reply.status,
             message=message,
         )

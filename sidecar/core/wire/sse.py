@@ -46,9 +46,16 @@ class StreamEvent:
 
     kind: Kind
     finish_reason: str | None = None
+    """Of several choices the one that is not "length", if there is one."""
     usage: Usage | None = None
     status: int | None = None
     message: str = ""
+    finished: int = 0
+    """Choices that end with it."""
+    text: str = ""
+    """What the first choice says."""
+    thought: bool = False
+    """It is part of the reasoning."""
 
 
 DONE = StreamEvent(Kind.DONE)
@@ -134,14 +141,21 @@ def read_event(data: bytes) -> StreamEvent:
     if body.get("error"):
         return _error(body["error"])
     choices = body.get("choices")
-    finish: str | None = None
-    output = False
-    for choice in choices if isinstance(choices, list) else ():
-        if isinstance(choice, dict):
-            reason = choice.get("finish_reason")
-            finish = reason if isinstance(reason, str) else finish
-            output = output or _carries_token(choice)
-    return StreamEvent(Kind.OUTPUT if output else Kind.QUIET, finish, _usage(body.get("usage")))
+    told = [one for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
+    output = any(map(_carries_token, told))
+    reasons = [r for one in told if isinstance(r := one.get("finish_reason"), str)]
+    said = told[0] if told and told[0].get("index") in (0, None) else {}
+    part = said.get("delta") or said.get("message")
+    part = part if isinstance(part, dict) else said
+    text = part.get("content") or part.get("text")
+    return StreamEvent(
+        Kind.OUTPUT if output else Kind.QUIET,
+        next((r for r in reasons if r != "length"), reasons[0] if reasons else None),
+        _usage(body.get("usage")),
+        finished=len(reasons),
+        text=text if isinstance(text, str) else "",
+        thought=bool(part.get("reasoning") or part.get("reasoning_content")),
+    )
 
 
 def _carries_token(choice: dict[str, Any]) -> bool:
