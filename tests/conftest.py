@@ -12,7 +12,7 @@ from tests.live.vllm import Installation, NotInstalled, VllmServer
 GUARDED = ("adapters", "service")
 """Tiers in which a blocked event loop is a bug of ours: it would falsify every latency."""
 
-TIERS = ("live", "containers")
+TIERS = ("proxies", "live", "containers")
 """In the order in which they run, after all that has no such mark."""
 
 
@@ -47,9 +47,13 @@ def event_loop_guard(request: pytest.FixtureRequest) -> Iterator[BlockBuster | N
         yield guard
 
 
+def is_ci() -> bool:
+    return os.environ.get("CI") == "true"
+
+
 def unavailable(reason: str) -> None:
     """A tier that can't run here is skipped and says why; in CI that is a failure."""
-    if os.environ.get("CI") == "true":
+    if is_ci():
         pytest.fail(f"in CI no tier may be skipped: {reason}", pytrace=False)
     pytest.skip(reason)
 

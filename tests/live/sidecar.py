@@ -51,20 +51,31 @@ def vllm_warmup(*arguments: str, limit_s: float = 120.0, **settings: str) -> Don
 
 
 class Sidecar:
-    """`vllm-warmup serve` on an ephemeral port of loopback; may be started again after an end."""
+    """`vllm-warmup serve` on loopback, on an ephemeral port unless one is given; may be started
+    again after an end."""
 
-    def __init__(self, engine_url: str, folder: Path, shapes: str, **settings: str) -> None:
+    def __init__(
+        self,
+        engine_url: str,
+        folder: Path,
+        shapes: str,
+        *,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        **settings: str,
+    ) -> None:
         self.state_dir = folder / "state"
         self.state_dir.mkdir(exist_ok=True)
         self._shapes = folder / "shapes.yaml"
         self._shapes.write_text(shapes)
         self._log = folder / "sidecar.log"
-        self._port = free_port()
+        self._host = host
+        self._port = port or free_port()
         self._process: Process | None = None
         self._settings = {
             "WARMUP_ENGINE_URL": engine_url,
             "WARMUP_SHAPES": str(self._shapes),
-            "WARMUP_HOST": "127.0.0.1",
+            "WARMUP_HOST": host,
             "WARMUP_PORT": str(self._port),
             "WARMUP_STATE_DIR": str(self.state_dir),
             **settings,
@@ -72,7 +83,7 @@ class Sidecar:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{self._host}:{self._port}"
 
     @property
     def log(self) -> str:
@@ -82,6 +93,11 @@ class Sidecar:
     def pid(self) -> int:
         assert self._process is not None, "the sidecar was not started"
         return self._process.pid
+
+    @property
+    def runs(self) -> bool:
+        """It was started and not ended."""
+        return self._process is not None
 
     def start(self) -> None:
         assert self._process is None, "the sidecar runs already"
