@@ -138,7 +138,9 @@ def _said(body: bytes) -> str:
     try:
         answer = json.loads(body)
         state, reasons = answer["state"], answer.get("reasons") or []
-        return f"{state}: {'; '.join(map(str, reasons))}" if reasons else str(state)
+        said = f"{state}: {'; '.join(map(str, reasons))}" if reasons else str(state)
+        # Whoever answers may have meant it for the terminal.
+        return "".join(c if c.isprintable() else " " for c in said)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ""
 

@@ -59,6 +59,7 @@ def check(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     [
         (READY, 0, "ready"),
         (WARMING, 1, "warming: 3 of 12 cells; pass 1"),
+        (b'HTTP/1.1 503 No\r\n\r\n{"state":"\\u001b[2J\\n\\u009b","reasons":[]}', 1, " [2J  \n"),
         (b"HTTP/1.1 404 Not Found\r\n\r\n<html>", 1, "answered 404"),
         (b"SSH-2.0-OpenSSH\r\n", 1, "does not speak HTTP"),
         (b"", 1, "does not speak HTTP"),

@@ -9,6 +9,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pydantic import SecretStr
+
+from sidecar.cli.logformat import LineFormatter
 from sidecar.cli.settings import settings_of
 from sidecar.core.errors import ConfigError, ExitCode
 from sidecar.core.watch.gate import Snapshot, State
@@ -27,7 +30,7 @@ def serve(options: argparse.Namespace) -> int:
     from sidecar.adapters.shapesfile import read
 
     shapes = read(settings.shapes)
-    _log_to_stderr(settings.log_level)
+    _log_to_stderr(settings.log_level, settings.api_key)
     with asyncio.Runner() as runner:
         code = runner.run(running.serve(settings, shapes))
         _leave(code)
@@ -44,7 +47,8 @@ def once(options: argparse.Namespace) -> int:
     shapes = read(settings.shapes)
     on_terminal = sys.stderr.isatty()
     # The progress says what the log would: on a terminal only trouble is logged beside it.
-    _log_to_stderr("warning" if settings.log_level == "info" else settings.log_level)
+    level = "warning" if settings.log_level == "info" else settings.log_level
+    _log_to_stderr(level, settings.api_key)
     with _Bar() if on_terminal else _Lines() as view:
         outcome, runner = None, asyncio.Runner()
         try:
@@ -105,13 +109,10 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S",
-    )
+def _log_to_stderr(level: str, key: SecretStr | None) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter(None if key is None else key.get_secret_value()))
+    logging.basicConfig(handlers=[handler], level=level.upper())
     for chatty in ("httpx", "httpcore", "uvicorn", "asyncio"):
         logging.getLogger(chatty).setLevel("DEBUG" if level == "debug" else "WARNING")
 

@@ -116,7 +116,7 @@ def victim(folder, **more):
         process = subprocess.Popen([*command, "serve"], env=env, stderr=log)
     try:
         made = Victim(process, engine, port, log_tcp, log_udp)
-        _until(lambda: made.ask()[0] == 200)
+        until(lambda: made.ask()[0] == 200)
         yield made
     finally:
         for one in (process, engine):
@@ -124,7 +124,7 @@ def victim(folder, **more):
             one.wait()
 
 
-def _until(condition, limit_s=25.0):
+def until(condition, limit_s=25.0):
     end = time.monotonic() + limit_s
     while True:
         try:
@@ -134,6 +134,3 @@ def _until(condition, limit_s=25.0):
             pass
         assert time.monotonic() < end, "not within the time"
         time.sleep(0.05)
-
-
-until = _until
