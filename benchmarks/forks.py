@@ -4,12 +4,15 @@ import random
 from dataclasses import dataclass, replace
 
 from benchmarks.draws import Case
-from benchmarks.virtual import request_of
+from benchmarks.virtual import blocks_of, request_of
 from sidecar.core.grid.cells import Cell, Converge, Gait
 from sidecar.simulator.engine import Emission, Engine
 
 _LEAD_STARTED_S = 1e-7
 """An ideal engine starts its step at once; the rest comes right after."""
+
+_SALTS = 1 << 40
+"""Of forks, so that none is the salt of a wave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +102,42 @@ def _owed(
 
 
 def _play(case: Case, fork: Engine, cell: Cell, offsets: list[float]) -> _Run:
-    start_s = fork.now_s + 1.0
-    paid = len(fork.ledger)
+    """One wave, its prefixes in the cache; the prompt that arrives comes when all others decode,
+    and its costs are those from then on."""
+    salts = [_SALTS + fork.steps_made * 64 + i for i in range(len(offsets))]
+    if cell.prefix_tokens:
+        _prime(case, fork, cell, salts)
+    from_s = fork.now_s + 1.0
     for index, offset_s in enumerate(offsets):
+        blocks = None
+        if cell.prefix_tokens:
+            blocks = blocks_of(case, salts[index], cell.prompt_tokens, cell.prefix_tokens)
         id_ = f"truth-{fork.steps_made}-{index}"
         tokens = cell.output_tokens_of(index)
-        fork.submit(request_of(case, cell, id_, cell.prompt_tokens, tokens), start_s + offset_s)
-    out = fork.run(fork.now_s + 1e6)
+        request = request_of(case, cell, id_, cell.prompt_tokens, tokens, blocks)
+        fork.submit(request, from_s + offset_s)
+    out: list[Emission] = []
+    if cell.arriving_tokens:
+        while sum(e.is_first for e in out) < cell.concurrency:
+            out += fork.advance(fork.next_event_s() or 0.0)
+        from_s = fork.now_s + _LEAD_STARTED_S
+        id_ = f"truth-{fork.steps_made}-arriving"
+        fork.submit(request_of(case, cell, id_, cell.arriving_tokens, 1), from_s)
+    out += fork.run(fork.now_s + 1e6)
     first_s = max(e.at_s for e in out if e.is_first)
-    ledger = fork.ledger[paid:]
+    ledger = [paid for paid in fork.ledger if paid.at_s >= from_s]
     before_s = sum(p.cost_s for p in ledger if p.at_s < first_s)
     after_s = sum(p.cost_s for p in ledger if p.at_s >= first_s)
     rules = tuple(f"{p.rule}{list(p.key)}" for p in ledger)
-    return _Run(before_s, after_s, first_s - start_s, _worst_gap(out, first_s), rules)
+    return _Run(before_s, after_s, first_s - from_s, _worst_gap(out, first_s), rules)
+
+
+def _prime(case: Case, fork: Engine, cell: Cell, salts: list[int]) -> None:
+    for salt in salts:
+        blocks = blocks_of(case, salt, cell.prefix_tokens, cell.prefix_tokens)
+        request = request_of(case, cell, f"prime-{salt}", cell.prefix_tokens, 1, blocks)
+        fork.submit(request, fork.now_s)
+        fork.run(fork.now_s + 1e6)
 
 
 def _worst_gap(out: list[Emission], after_s: float) -> float:

@@ -71,7 +71,10 @@ class Diary:
         process = machine.process(now_s)
         if machine.state(now_s) is not Health.UP:
             self._note(now_s, f"opened while the engine is {machine.state(now_s)}")
-        wanted = {Look(c, g) for c in self.plan.cells for g in c.gaits} if self.plan else set()
+        wanted: set[Look] = set()
+        if self.plan is not None:
+            sent = (c for each in self.plan.cells for c in self.plan.on_each_rank(each))
+            wanted = {Look(cell, gait) for cell in sent for gait in cell.gaits}
         missing = wanted - machine.sent.get(process, set())
         if snapshot.proven and missing:
             self._note(now_s, f"opened on process {process} with {len(missing)} looks never sent")

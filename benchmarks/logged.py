@@ -7,6 +7,8 @@ fences with nonces of their own, start lines that promise more than there is.
 """
 
 import random
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.draws import Case
@@ -112,14 +114,15 @@ class VirtualLog:
         )
         self._listeners = self._boot.listeners
 
-    def begin(self, look: Look, plugs: int) -> None:
-        """The opening fence: what happened before is no longer of this wave."""
+    def begin(self, looks: Sequence[Look], plugs: int) -> None:
+        """The opening fence: what happened before is no longer of these waves."""
         self._write()
         self._read()
-        cell = look.cell
-        counts = {cell.variant.endpoint: cell.concurrency}
+        counts: Counter[Endpoint] = Counter()
+        for look in looks:
+            counts[look.cell.variant.endpoint] += look.cell.requests
         if plugs:
-            counts[Endpoint.COMPLETIONS] = counts.get(Endpoint.COMPLETIONS, 0) + 1
+            counts[Endpoint.COMPLETIONS] += plugs
         self._expected = tuple(Expected(e.path, n) for e, n in counts.items())
         self._fences = Fences(f"{self._dice.getrandbits(64):x}", f"{self._dice.getrandbits(64):x}")
         self._window = Window(self._fences, self._expected, lossless=not self.habits.lossy)

@@ -159,30 +159,25 @@ class Replaying:
         self._virtual = VirtualReplay(case, engine, Pacer(plan))
 
     async def run(self, looks: Sequence[Look]) -> tuple[WaveResult, ...]:
-        """The one wave: this machine has one rank."""
-        (look,) = looks
-        return (await self._wave(look),)
-
-    async def _wave(self, look: Look) -> WaveResult:
         machine, engine = self._machine, self._virtual.engine
         began_s = anyio.current_time()
         if machine.state(began_s) is not Health.UP or machine.process(began_s) != self._process:
             await anyio.sleep(0.01)
-            return broken(look, began_s)
+            return tuple(broken(look, began_s) for look in looks)
         self._virtual.rest(max(0.0, began_s - engine.now_s))
-        machine.sent[self._process].add(look)
+        machine.sent[self._process].update(looks)
         machine.waves.append((began_s, self._process))
-        wave = self._virtual.run(look)
+        waves = self._virtual.run(looks)
         ends_s = engine.now_s
         cut = next((t for t in machine.troubles if began_s < t.at_s < ends_s), None)
         if cut is None or cut.fault is Fault.HANG:
             late_s = 0.0 if cut is None else cut.lasts_s
             await anyio.sleep(ends_s + late_s - began_s)
-            return wave
+            return waves
         await anyio.sleep(cut.at_s - began_s)
-        return broken(look, began_s)
+        return tuple(broken(look, began_s) for look in looks)
 
 
 def broken(look: Look, at_s: float) -> WaveResult:
     result = Result(Outcome.BROKEN, 0.0, message="connection reset")
-    return WaveResult(look, (result,) * look.cell.concurrency, 0.0, 0.01, at_s)
+    return WaveResult(look, (result,) * look.cell.requests, 0.0, 0.01, at_s)

@@ -88,7 +88,8 @@ class _SameOrder(Passes):
 
     def __init__(self, plan: Plan, judge: Judge, case: Case) -> None:
         super().__init__(plan, judge, budget_s=case.budget_s, max_passes=2, seed=case.seed)
-        once = [Look(cell, gait) for cell in plan.cells for gait in cell.gaits]
+        sent = [cell for each in plan.cells for cell in plan.on_each_rank(each)]
+        once = [Look(cell, gait) for cell in sent for gait in cell.gaits]
         self._to_do = deque(once * 2)
         self._case = case
 

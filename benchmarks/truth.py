@@ -98,7 +98,8 @@ def examine(seed: int, rules: tuple[Rule, ...] = (), method: Method = REAL) -> O
     told = {c.cell.id: c for c in warmed.verdict.cells}
     engine = settled(warmed.engine)
     owing: dict[str, str] = {}
-    for cell in warmed.plan.cells:
+    sent = (c for declared in warmed.plan.cells for c in warmed.plan.on_each_rank(declared))
+    for cell in sent:
         for gait in cell.gaits:
             debt = owed(warmed.case, engine, cell, gait, CONVERGE)
             if debt.is_cold:

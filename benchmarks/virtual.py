@@ -1,17 +1,22 @@
-"""A wave in virtual time: the simulated engine answers, and no clock runs."""
+"""Waves in virtual time: the simulated engine answers, and no clock runs."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 
-from benchmarks.draws import FEATURES, Case, Client, Traffic
+from benchmarks.draws import FEATURES, Case, Client
 from benchmarks.logged import VirtualLog
-from sidecar.core.grid.cells import Cell, Gait, Look
-from sidecar.core.judge.pacing import Pacer
+from benchmarks.outside import Outside
+from sidecar.core.grid.cells import Cell, Drafts, Gait, Look, Variant
+from sidecar.core.judge.pacing import Pace, Pacer
 from sidecar.core.results import Outcome, Result, WaveResult
 from sidecar.core.wire.metrics import CounterDelta
+from sidecar.simulator.bodies import features
 from sidecar.simulator.engine import Counters, Emission, Engine, SimRequest
 
-_LIMIT_S = 100_000.0
+PREFIX_BLOCKS = 1 << 20
+"""More than any prompt has: a salt has so many hashes of its own, and as many beyond its prefix."""
 
 
 @dataclass(slots=True)
@@ -20,51 +25,29 @@ class _Stream:
 
     index: int
     sent_s: float
+    prompt_tokens: int
+    is_streamed: bool
     stamps: list[float] = field(default_factory=list)
     tokens: int = 0
     cached: int = 0
     reason: str | None = None
 
 
-class Outside:
-    """Everybody else: sends their requests to the engine as time passes."""
+@dataclass(slots=True)
+class _Shot:
+    """One wave on its way. In `streams`, by request id, the plug's index is -1."""
 
-    def __init__(self, traffic: Traffic | None, dice: random.Random) -> None:
-        self._traffic = traffic
-        self._dice = dice
-        self._count = 0
-        self._next_s = float("inf")
-        if traffic is not None:
-            self._next_s = dice.expovariate(traffic.rate)
-
-    def play(self, engine: Engine, until_s: float | None, pending: set[str]) -> list[Emission]:
-        """Advance to `until_s`, or until none of `pending` is left; emissions in order of time."""
-        if self._traffic is None and until_s is None:
-            return engine.run(_LIMIT_S + engine.now_s)
-        out: list[Emission] = []
-        limit_s = _LIMIT_S + engine.now_s if until_s is None else until_s
-        left = set(pending)
-        while (left or until_s is not None) and engine.now_s < limit_s:
-            event_s = engine.next_event_s()
-            at_s = min(event_s if event_s is not None else limit_s, self._next_s, limit_s)
-            if at_s == self._next_s:
-                self._submit(engine)
-            for emission in engine.advance(at_s):
-                out.append(emission)
-                if emission.finished:
-                    left.discard(emission.request_id)
-        return out
-
-    def _submit(self, engine: Engine) -> None:
-        assert self._traffic is not None
-        dice = self._dice
-        self._count += 1
-        tokens = int(4 * (self._traffic.longest / 4) ** dice.random())
-        request = SimRequest(f"user-{self._count}", tokens, dice.randint(1, 60))
-        engine.submit(request, self._next_s)
-        self._next_s += dice.expovariate(self._traffic.rate)
-        if self._next_s > self._traffic.until_s:
-            self._next_s = float("inf")
+    look: Look
+    pace: Pace
+    salts: Sequence[int]
+    """Of its requests, by index."""
+    primes: tuple[Result, ...]
+    before: Counters
+    release_s: float
+    streams: dict[str, _Stream] = field(default_factory=dict)
+    written: list[float] = field(default_factory=list)
+    awaited: set[str] = field(default_factory=set)
+    """The arriving prompt is sent when each of these has its first token."""
 
 
 class VirtualReplay:
@@ -79,84 +62,139 @@ class VirtualReplay:
         self.log = log
         self.outside = Outside(case.traffic, random.Random(f"outside {case.seed}"))
         self._dice = random.Random(f"replay {case.seed}")
-        self._sent = 0
+        self._numbers = count(1)
+        self._salts = count(1)
         self._broken = None if case.broken is None else case.shapes.cells[case.broken]
 
     def rest(self, wait_s: float) -> None:
         """Time passes without a wave."""
-        self.outside.play(self.engine, self.engine.now_s + wait_s, set())
+        self.outside.rest(self.engine, self.engine.now_s + wait_s)
 
-    def run(self, look: Look) -> WaveResult:
-        """One wave. It is fed to the pacer too."""
-        dice, client = self._dice, self.case.client
-        self.rest(client.scrape_s / 2)
-        fault = self._fault(look.cell)
-        if fault is not None:
-            return self._failed(look, *fault)
-        pace = self.pacer.pace(look)
+    def run(self, looks: Sequence[Look]) -> tuple[WaveResult, ...]:
+        """One wave of each look at the same time, on ranks of their own. Fed to the pacer too."""
+        self.rest(self.case.client.scrape_s / 2)
+        for look in looks:
+            fault = self._fault(look.cell)
+            if fault is not None:
+                return tuple(self._failed(each, *fault) for each in looks)
+        shots = [self._load(look) for look in looks]
         if self.log is not None:
-            self.log.begin(look, 0 if pace.plug_tokens is None else 1)
-        before = _total(self.engine)
+            self.log.begin(looks, sum(shot.pace.plug_tokens is not None for shot in shots))
         start_s = self.engine.now_s
-        streams: dict[str, _Stream] = {}
-        release_s = start_s
-        if pace.plug_tokens is not None:
-            self._send(streams, -1, look.cell, pace.plug_tokens, 1, start_s)
-            release_s = start_s + pace.wave_after_s + client.jitter_s * dice.random()
-        at_s = release_s
-        written: list[float] = []
-        for index in range(look.cell.concurrency):
-            if index == 1 and look.gait is Gait.LED:
-                at_s += pace.rest_after_s + client.jitter_s * dice.random()
-            tokens = look.cell.output_tokens_of(index)
-            self._send(streams, index, look.cell, look.cell.prompt_tokens, tokens, at_s)
-            written.append(at_s)
-            at_s += client.body_s * (0.5 + dice.random())
-        emissions = self.outside.play(self.engine, None, set(streams))
-        _collect(streams, emissions, client, dice)
-        wave = self._wave(look, streams, release_s, written, before, pace.plug_tokens)
+        for shot in shots:
+            shot.before = _counted(self.engine, shot.look)
+            self._let_go(shot, start_s)
+        self._listen(shots)
+        waves = [self._wave(shot) for shot in shots]
         if self.log is not None:
-            wave = replace(wave, log=self.log.end())
-        self.rest(client.scrape_s / 2)
-        self.pacer.feed(wave)
-        return wave
+            heard = self.log.end()
+            waves = [replace(w, log=heard.of_engine(self._label(w.look))) for w in waves]
+        self.rest(self.case.client.scrape_s / 2)
+        for wave in waves:
+            self.pacer.feed(wave)
+        return tuple(waves)
+
+    def _load(self, look: Look) -> _Shot:
+        cell = look.cell
+        salts = [next(self._salts) for _ in range(cell.requests)]
+        primed = salts[: cell.concurrency] if cell.prefix_tokens else []
+        primes = tuple(self._prime(cell, salt) for salt in primed)
+        return _Shot(look, self.pacer.pace(look), salts, primes, Counters(), self.engine.now_s)
+
+    def _prime(self, cell: Cell, salt: int) -> Result:
+        """Put the prefix of one request into the cache."""
+        shot = _Shot(Look(cell, Gait.LED), Pace(), [salt], (), Counters(), self.engine.now_s)
+        id_ = self._send(shot, 0, cell.prefix_tokens, 1, shot.release_s)
+        self._listen([shot])
+        return _result(shot.streams[id_], shot.release_s)
+
+    def _let_go(self, shot: _Shot, start_s: float) -> None:
+        dice, client = self._dice, self.case.client
+        cell, gait, pace = shot.look.cell, shot.look.gait, shot.pace
+        shot.release_s = start_s
+        if pace.plug_tokens is not None:
+            self._send(shot, -1, pace.plug_tokens, 1, start_s)
+            shot.release_s += pace.wave_after_s + client.jitter_s * dice.random()
+        at_s = shot.release_s
+        for index in range(cell.concurrency):
+            if index == 1 and gait is Gait.LED:
+                at_s += pace.rest_after_s + client.jitter_s * dice.random()
+            tokens = cell.output_tokens_of(index) + pace.more_tokens
+            id_ = self._send(shot, index, cell.prompt_tokens, tokens, at_s)
+            if gait is Gait.MIXED:
+                shot.awaited.add(id_)
+            shot.written.append(at_s)
+            at_s += client.body_s * (0.5 + dice.random())
+
+    def _arrive(self, shot: _Shot) -> str:
+        """As soon as the client has seen the last first token."""
+        cell = shot.look.cell
+        firsts = [s.stamps[0] for s in shot.streams.values() if s.index >= 0]
+        at_s = max(firsts) + self.case.client.jitter_s * self._dice.random() + 1e-6
+        return self._send(shot, cell.concurrency, cell.arriving_tokens, 1, at_s)
 
     def _send(
         self,
-        streams: dict[str, _Stream],
+        shot: _Shot,
         index: int,
-        cell: Cell,
         prompt_tokens: int,
         max_tokens: int,
         at_s: float,
-    ) -> None:
-        self._sent += 1
-        id_ = f"ours-{self._sent}"
-        streams[id_] = _Stream(index, at_s)
+    ) -> str:
+        cell, blocks = shot.look.cell, None
+        if index >= 0 and cell.prefix_tokens:
+            blocks = blocks_of(self.case, shot.salts[index], prompt_tokens, cell.prefix_tokens)
+        id_ = f"ours-{next(self._numbers)}"
+        shot.streams[id_] = _Stream(index, at_s, prompt_tokens, cell.variant.is_streamed)
         way_s = self.case.client.jitter_s * self._dice.random() / 4
-        self.engine.submit(
-            request_of(self.case, cell, id_, prompt_tokens, max_tokens), at_s + way_s
+        request = request_of(self.case, cell, id_, prompt_tokens, max_tokens, blocks)
+        self.engine.submit(request, at_s + way_s)
+        return id_
+
+    def _listen(self, shots: Sequence[_Shot]) -> None:
+        """Until all of theirs has come."""
+        of = {id_: shot for shot in shots for id_ in shot.streams}
+
+        def heard(emission: Emission) -> set[str]:
+            shot = of.get(emission.request_id)
+            if shot is None:
+                return set()
+            _collect(shot.streams[emission.request_id], emission, self.case.client, self._dice)
+            if emission.request_id not in shot.awaited:
+                return set()
+            shot.awaited.discard(emission.request_id)
+            if shot.awaited:
+                return set()
+            arriving = self._arrive(shot)
+            of[arriving] = shot
+            return {arriving}
+
+        answers = any(shot.awaited for shot in shots)
+        self.outside.play(self.engine, set(of), heard, answers=answers)
+
+    def _wave(self, shot: _Shot) -> WaveResult:
+        look, release_s = shot.look, shot.release_s
+        ordered = sorted(shot.streams.values(), key=lambda s: s.index)
+        plug = None
+        if shot.pace.plug_tokens is not None:
+            plug = _result(ordered.pop(0), release_s)
+        ends = [s.stamps[-1] for s in ordered if s.stamps]
+        written = shot.written[1 if look.gait is Gait.LED and len(shot.written) > 1 else 0 :]
+        speculates = bool(self.engine.config.draft_tokens)
+        return WaveResult(
+            look,
+            tuple(_result(s, release_s) for s in ordered),
+            written[-1] - written[0],
+            max(ends, default=release_s) - release_s,
+            release_s,
+            plug,
+            _delta(shot.before, _counted(self.engine, look), speculates),
+            primes=shot.primes,
+            more_tokens=shot.pace.more_tokens,
         )
 
-    def _wave(
-        self,
-        look: Look,
-        streams: dict[str, _Stream],
-        release_s: float,
-        written: list[float],
-        before: Counters,
-        plug_tokens: int | None,
-    ) -> WaveResult:
-        ordered = sorted(streams.values(), key=lambda s: s.index)
-        plug = None
-        if plug_tokens is not None:
-            plug = _result(ordered[0], release_s, plug_tokens)
-            ordered = ordered[1:]
-        results = tuple(_result(s, release_s, look.cell.prompt_tokens) for s in ordered)
-        took_s = max((s.stamps[-1] for s in ordered if s.stamps), default=release_s) - release_s
-        delta = _delta(before, _total(self.engine), bool(self.engine.config.draft_tokens))
-        spread_s = written[-1] - written[0 if look.gait is Gait.HELD or len(written) < 2 else 1]
-        return WaveResult(look, results, spread_s, took_s, release_s, plug, delta)
+    def _label(self, look: Look) -> str | None:
+        return None if look.cell.rank is None else str(look.cell.rank)
 
     # --- faults ---------------------------------------------------------------------------------
 
@@ -174,46 +212,66 @@ class VirtualReplay:
     def _failed(self, look: Look, status: int, message: str) -> WaveResult:
         result = Result(Outcome.HTTP_ERROR, 0.0, status=status, message=message)
         return WaveResult(
-            look, (result,) * look.cell.concurrency, 0.0, 0.01, self.engine.now_s, None, None
+            look, (result,) * look.cell.requests, 0.0, 0.01, self.engine.now_s, None, None
         )
 
 
-def request_of(case: Case, cell: Cell, id_: str, prompt_tokens: int, max_tokens: int) -> SimRequest:
+def request_of(
+    case: Case,
+    cell: Cell,
+    id_: str,
+    prompt_tokens: int,
+    max_tokens: int,
+    blocks: tuple[int, ...] | None = None,
+) -> SimRequest:
+    """One request of a cell, or its plug, as the scheduler sees it."""
+    accepted = cell.drafts is not Drafts.REJECTED
     return SimRequest(
         id_,
         prompt_tokens,
         max_tokens,
-        features=FEATURES[cell.variant.name],
-        rank=None,
-        drafts_accepted=case.config.draft_tokens > 0,
+        blocks,
+        features=features_of(cell.variant),
+        rank=cell.rank,
+        drafts_accepted=case.config.draft_tokens > 0 and accepted,
     )
 
 
-def _collect(
-    streams: dict[str, _Stream], emissions: list[Emission], client: Client, dice: random.Random
-) -> None:
-    """Events as the client sees them: each on its way for a while, in order within a stream."""
-    for emission in emissions:
-        stream = streams.get(emission.request_id)
-        if stream is None:
-            continue
-        at_s = emission.at_s + client.jitter_s * dice.random() / 4
-        if stream.stamps and at_s <= stream.stamps[-1]:
-            at_s = stream.stamps[-1] + 1e-6
-        stream.stamps.append(at_s)
-        stream.tokens += emission.tokens
-        stream.cached += emission.cached_tokens
-        stream.reason = emission.finish_reason
+def features_of(variant: Variant) -> frozenset[str]:
+    """What its requests carry: by name, or as the simulated server reads its fields."""
+    found = FEATURES.get(variant.name)
+    return features(variant.fields) if found is None else found
 
 
-def _result(stream: _Stream, release_s: float, prompt_tokens: int) -> Result:
+def blocks_of(case: Case, salt: int, prompt_tokens: int, prefix_tokens: int) -> tuple[int, ...]:
+    """Hashes of a prompt's whole blocks: those of its prefix are the same for the same salt."""
+    size = case.config.block_size
+    first, shared = 2 * salt * PREFIX_BLOCKS, prefix_tokens // size
+    fresh = range(first + PREFIX_BLOCKS, first + PREFIX_BLOCKS + prompt_tokens // size - shared)
+    return (*range(first, first + shared), *fresh)
+
+
+def _collect(stream: _Stream, emission: Emission, client: Client, dice: random.Random) -> None:
+    """As the client sees it: each event on its way for a while, in order within a stream."""
+    at_s = emission.at_s + client.jitter_s * dice.random() / 4
+    if stream.stamps and at_s <= stream.stamps[-1]:
+        at_s = stream.stamps[-1] + 1e-6
+    if not stream.is_streamed:
+        stream.stamps.clear()  # it comes as a whole, when it has ended
+    stream.stamps.append(at_s)
+    stream.tokens += emission.tokens
+    stream.cached += emission.cached_tokens
+    stream.reason = emission.finish_reason
+
+
+def _result(stream: _Stream, release_s: float) -> Result:
     if not stream.stamps:
         return Result(Outcome.TIMEOUT, stream.sent_s - release_s)
     return Result(
         Outcome.OK,
         stream.sent_s - release_s,
         tuple(s - release_s for s in stream.stamps),
-        prompt_tokens,
+        stream.prompt_tokens,
         stream.tokens,
         stream.cached,
         stream.reason,
@@ -221,9 +279,11 @@ def _result(stream: _Stream, release_s: float, prompt_tokens: int) -> Result:
     )
 
 
-def _total(engine: Engine) -> Counters:
+def _counted(engine: Engine, look: Look) -> Counters:
+    """By the rank that is asked, or by all of them."""
+    rank = look.cell.rank
     total = Counters()
-    for counters in engine.counters:
+    for counters in engine.counters if rank is None else engine.counters[rank : rank + 1]:
         total = total + counters
     return total
 

@@ -109,10 +109,10 @@ def warm(case: Case, method: Method = REAL) -> Warmed | None:
             rested_s += step.wait_s
             continue
         paid, began_s = len(engine.ledger), engine.now_s
-        wave = replay.run(step)
+        waves = replay.run((step, *passes.beside(step)))
         paid_s = sum(entry.cost_s for entry in engine.ledger[paid:])
         runs.append(Run(step, engine.now_s - began_s, paid_s))
-        judge.feed(wave)
+        judge.feed_together(waves)
     return Warmed(
         case, declared, engine, method.verdict(judge), engine.now_s, tuple(runs), rested_s
     )
