@@ -123,6 +123,9 @@ def chat_ids(body: Mapping[str, Any]) -> tuple[list[int], bool]:
             "Cannot apply chat template to an empty conversation. Provide at least one message.",
         )
     controls = body.get("chat_template_kwargs") or {}
+    effort = body.get("reasoning_effort")
+    if effort is not None:  # vLLM 0.32 chat_completion/protocol.py, build_chat_params
+        controls = {"enable_thinking": effort != "none", **controls}
     is_thinking = controls.get("enable_thinking", controls.get("thinking", True)) is not False
     text = tokenizer.render_chat(
         [message for message in messages if isinstance(message, dict)],

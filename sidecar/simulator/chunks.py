@@ -81,7 +81,8 @@ def usage(frame: Frame, said: Sequence[Said], *, streamed: bool) -> dict[str, An
     details = None
     if frame.cached_details:
         details = {
-            "cached_tokens": sum(one.cached_tokens for one in said),
+            # Of the first answer: the other choices find what it has just begun to compute.
+            "cached_tokens": said[0].cached_tokens if said else 0,
             "created_cache_tokens": None,
             "multimodal_tokens": None,
         }
