@@ -204,6 +204,7 @@ class Warming:
         boot.warnings.pop(_BUDGET, None)
         if warning is not None:
             boot.warnings[_BUDGET] = warning
+            log.warning("%s", warning)
         self._warn(boot)
 
     async def _without_held(self, boot: Boot, plan: Plan) -> Plan:

@@ -191,6 +191,11 @@ def test_primes_and_arriving_prompts_were_sent_too():
     own = own_requests(report, page({1000.0: 9.0}, process_start_s=5.0))
     assert own is not None
     assert own.prompts == {300: 2, 500: 2, 50: 2, 700: 1}
+    assert own.asked == {Endpoint.COMPLETIONS: 7}
+    several = warmed(Cell(1, 500, 9, Variant("n", fields={"n": 3, "temperature": 1.0})), waves=1)
+    own = own_requests(several, page({1000.0: 9.0}, process_start_s=5.0))
+    assert own is not None
+    assert (own.prompts, own.asked) == ({500: 3}, {Endpoint.COMPLETIONS: 1})
 
 
 @pytest.mark.parametrize(

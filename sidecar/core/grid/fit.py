@@ -121,7 +121,8 @@ def _no_mixed(cell: Cell, limits: Limits) -> Unfit | None:
     if cell.concurrency > 1 and not limits.plug_tokens:
         return Unfit(
             cell,
-            "no prompt that holds its requests back fits into the KV cache",
+            "no prompt that holds its requests back fits into the KV cache of "
+            f"{facts.kv_cache_tokens} tokens{where(facts, 'kv_cache_tokens')}",
             "give vLLM more KV cache (--gpu-memory-utilization, --kv-cache-memory-bytes)",
         )
     return None

@@ -77,7 +77,7 @@ def own_requests(report: Report, page: TrafficPage) -> Own | None:
         for prompt_tokens, output_tokens in _sent(cell):
             prompts[prompt_tokens] += 1
             outputs[output_tokens] += 1
-            asked[cell.variant.endpoint] += 1
+        asked[cell.variant.endpoint] += cell.requests + bool(cell.prefix_tokens) * cell.concurrency
         plugs += row.gait is not Gait.LED
     if plugs:
         # Their lengths are in no row, but in the sum.
@@ -91,7 +91,8 @@ def own_requests(report: Report, page: TrafficPage) -> Own | None:
 def _sent(cell: Cell) -> list[tuple[int, int]]:
     primes = [(cell.prefix_tokens, 1)] * (cell.concurrency if cell.prefix_tokens else 0)
     wave = [(cell.prompt_tokens_of(i), cell.output_tokens_of(i)) for i in range(cell.requests)]
-    return primes + wave
+    # Each choice counts as a request of its own (vLLM 0.32 v1/engine/output_processor.py).
+    return (primes + wave) * cell.variant.choices
 
 
 def learn_traffic(
