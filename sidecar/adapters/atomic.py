@@ -5,11 +5,14 @@ import os
 import tempfile
 from pathlib import Path
 
+PRIVATE = 0o600
 
-def write_atomically(path: Path, content: str) -> None:
+
+def write_atomically(path: Path, content: str, *, mode: int = 0o644) -> None:
     """Replace `path` by a file with `content`, on disk before it has its name. Raises OSError.
 
-    It may be read by everybody: a probe in another container has another user.
+    A link of that name is replaced, never followed. It may be read by everybody, if `mode` doesn't
+    say otherwise: a probe in another container has another user.
     """
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -17,7 +20,7 @@ def write_atomically(path: Path, content: str) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-            os.fchmod(file.fileno(), 0o644)
+            os.fchmod(file.fileno(), mode)
         Path(name).replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

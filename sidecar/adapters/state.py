@@ -19,7 +19,7 @@ from typing import TypeVar
 import anyio
 from anyio import to_thread
 
-from sidecar.adapters.atomic import write_atomically
+from sidecar.adapters.atomic import PRIVATE, write_atomically
 from sidecar.core import report as report_form
 from sidecar.core.errors import ConfigError
 from sidecar.core.report import Report, with_escapes
@@ -56,6 +56,11 @@ _OTHERS, _SLOW = "used by others", "slow"
 _T = TypeVar("_T")
 
 
+def _open_own(path: str, flags: int) -> int:
+    """Not through a link that somebody planted, and for nobody else to read."""
+    return os.open(path, flags | os.O_NOFOLLOW, PRIVATE)
+
+
 class StateDir:
     """One folder, one sidecar."""
 
@@ -66,7 +71,7 @@ class StateDir:
         self._kept: Kept | None = None
         self._unwritten: tuple[Death, ...] = ()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(folder / ".writable", "")
             (folder / ".writable").unlink()
             self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -200,9 +205,9 @@ class StateDir:
         try:
             if path.exists() and path.stat().st_size + len(line) > MAX_HISTORY_BYTES:
                 lines = path.read_text("utf-8", "replace").splitlines(keepends=True)
-                write_atomically(path, "".join(lines[len(lines) // 2 :]))
+                write_atomically(path, "".join(lines[len(lines) // 2 :]), mode=PRIVATE)
                 log.info("history: the older half, %d runs, dropped", len(lines) // 2)
-            with path.open("a", encoding="utf-8") as file:
+            with open(path, "a", encoding="utf-8", opener=_open_own) as file:
                 file.write(line)
             self._troubles.pop(path.name, None)
         except OSError as problem:
@@ -262,7 +267,7 @@ class StateDir:
         if _OTHERS in self._troubles:
             self._claim()
         try:
-            write_atomically(path, content())
+            write_atomically(path, content(), mode=PRIVATE)
         except OSError as problem:
             self._trouble(path, f"can't be written: {problem.strerror}")
             return False

@@ -28,6 +28,10 @@ class WarmupError(Exception):
 
     exit_code = ExitCode.BUG
 
+    def __str__(self) -> str:
+        # It may repeat what a file or an engine said, and terminals obey control characters.
+        return "".join(c if c.isprintable() else " " for c in super().__str__())
+
 
 class ConfigError(WarmupError):
     """Settings or a shapes file that can't be used as they are."""

@@ -252,7 +252,7 @@ async def test_deaths_are_remembered_until_they_are_cleared(tmp_path):
 async def test_a_death_that_can_not_be_written_is_held_in_memory(tmp_path, monkeypatch):
     """A full volume must not have the next boot killed by the same cell."""
 
-    def refuse(path, content):
+    def refuse(path, content, mode=None):
         raise OSError(28, "No space left on device")
 
     state = await to_thread.run_sync(StateDir, tmp_path)
