@@ -37,21 +37,43 @@ class _Families(Collector):
         self._closed = closed
 
     def collect(self) -> Iterator[Metric]:
-        yield from _state(self._snapshot)
-        yield from _sent(self._snapshot)
-        yield from _costly(self._snapshot)
         yield _counted(
             "warmup_http_closed_connections",
             "Connections closed on whoever held them: idle, in a crowd, too much sent, too slow.",
             self._closed.items(),
             label="why",
         )
-        if self._snapshot.logs:
-            yield from _sources(self._snapshot.logs)
-        yield from _escaped(self._snapshot)
-        if self._snapshot.verdict is not None:
-            yield from _cells(self._snapshot.verdict)
-            yield from _log(self._snapshot.verdict)
+        if self._snapshot.parts:
+            yield from _by_engine(self._snapshot.parts)
+        else:
+            yield from _families(self._snapshot)
+
+
+def _families(snapshot: Snapshot) -> Iterator[Metric]:
+    yield from _state(snapshot)
+    yield from _sent(snapshot)
+    yield from _costly(snapshot)
+    if snapshot.logs:
+        yield from _sources(snapshot.logs)
+    yield from _escaped(snapshot)
+    if snapshot.verdict is not None:
+        yield from _cells(snapshot.verdict)
+        yield from _log(snapshot.verdict)
+
+
+def _by_engine(parts: Mapping[str, Snapshot]) -> Iterator[Metric]:
+    """The same families with the engine's name in a label: `min(warmup_ready)` is the gate."""
+    merged: dict[str, Metric] = {}
+    for name, part in parts.items():
+        for family in _families(part):
+            whole = merged.setdefault(
+                family.name, Metric(family.name, family.documentation, family.type)
+            )
+            whole.samples += [
+                sample._replace(labels={"engine": name, **sample.labels})
+                for sample in family.samples
+            ]
+    yield from merged.values()
 
 
 def _state(snapshot: Snapshot) -> Iterator[Metric]:

@@ -24,7 +24,7 @@ from sidecar.core import yamltext
 from sidecar.core.errors import ConfigError
 from sidecar.core.logs.source import checked_sources
 from sidecar.core.nearest import suggest
-from sidecar.core.urls import checked_base_url
+from sidecar.core.urls import EngineAddress, checked_base_url, checked_engines, parse_engines
 
 PREFIX = "WARMUP_"
 OTHERS = {
@@ -52,6 +52,12 @@ class Settings(BaseSettings):
     engine_url: Annotated[str, AfterValidator(checked_base_url)] = Field(
         default="http://vllm:8000",
         description="Base URL of the one vLLM server to warm, with its path prefix if it has one.",
+    )
+    engine_urls: Annotated[str, AfterValidator(checked_engines)] = Field(
+        default="",
+        max_length=16_384,
+        description="Several servers instead, `name=url` each, such as one for each data-parallel "
+        "rank: the gate opens when all are warm.",
     )
     api_key: SecretStr | None = Field(
         default=None, description="Bearer key of the engine (`--api-key` of vLLM)."
@@ -135,6 +141,11 @@ class Settings(BaseSettings):
         description="Repeat a run's prompts and order; unset: a new seed each run, printed.",
     )
 
+    @property
+    def engines(self) -> tuple[EngineAddress, ...]:
+        """The one engine, or all of several."""
+        return parse_engines(self.engine_urls) or (EngineAddress("engine", self.engine_url),)
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -179,6 +190,8 @@ def load(flags: Mapping[str, Any] | None = None, *, settings_file: str | None = 
     Raises ConfigError with one sentence that names the variable, flag or line.
     """
     given = {name: value for name, value in (flags or {}).items() if value is not None}
+    if "engine_url" in given:
+        given.setdefault("engine_urls", "")  # a flag wins over the environment, and means one
     _refuse_unknown(os.environ)
     path = settings_file or os.environ.get("WARMUP_SETTINGS_FILE")
     document = _read_file(path) if path else yamltext.Document({})
@@ -187,6 +200,11 @@ def load(flags: Mapping[str, Any] | None = None, *, settings_file: str | None = 
         settings = Settings(**(given | {"__file__": document.value}))
     except ValidationError as error:
         raise ConfigError(_sentence(error.errors(include_url=False)[0], origins)) from None
+    if settings.engine_urls and "engine_url" in settings.model_fields_set:
+        raise ConfigError(
+            f"{origins.of('engine_url')} stands beside {origins.of('engine_urls')}: keep the one "
+            "for one server, the other for several"
+        )
     return _with_key(settings, origins)
 
 

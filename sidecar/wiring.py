@@ -1,30 +1,28 @@
-"""Builds everything: the only place that knows all classes. `serve` and `once` stand on it."""
+"""Builds everything: the only place that knows all classes."""
 
 import logging
 import secrets
-import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
-from anyio import to_thread
-from anyio.abc import TaskGroup
 
 from sidecar import __version__
 from sidecar.adapters.engine import Engine
-from sidecar.adapters.readyfile import ReadyFile
+from sidecar.adapters.readyfile import ReadyFile, Share, shared
 from sidecar.adapters.state import StateDir
 from sidecar.attempt import Replay
-from sidecar.core.errors import ConfigError, ExitCode
+from sidecar.core.errors import ConfigError
 from sidecar.core.grid.plan import Plan, expand
 from sidecar.core.grid.shapes import OnEscape, OnUnproven, Shapes
-from sidecar.core.logs.source import parse_sources
+from sidecar.core.logs.source import SourceSpec, SyslogSpec, parse_sources
 from sidecar.core.policy import Policy, Rhythm
-from sidecar.core.report import Report
-from sidecar.core.watch.gate import Snapshot, State
+from sidecar.core.urls import EngineAddress
+from sidecar.core.watch.gate import Snapshot
+from sidecar.core.watch.together import together
 from sidecar.search import Learned
 from sidecar.settings import Settings
 from sidecar.warmup import Conductor
@@ -34,25 +32,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_BOOTS_ONCE = 3
-"""`once` gives up on an engine that keeps restarting while it is warmed."""
-
 NO_STATE = "WARMUP_STATE_DIR is not set: a restart of the sidecar warms the engine again"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What `once` ended with. `report` is None where no warm-up came to a verdict."""
-
-    exit_code: int
-    """An ExitCode, or 128 + the number of the signal that ended it."""
-    reasons: tuple[str, ...]
-    report: Report | None
-
-
-@dataclass(frozen=True, slots=True)
 class Parts:
-    """What was built for one run."""
+    """What was built for one engine."""
 
     engine: Engine
     conductor: Conductor
@@ -71,27 +56,99 @@ class Parts:
             await self.evidence.run()
 
 
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All engines of one sidecar, by name: mostly one."""
+
+    members: Mapping[str, Parts]
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """Of the one engine, or of all as one."""
+        each = {name: parts.snapshot for name, parts in self.members.items()}
+        return together(each) if len(each) > 1 else next(iter(each.values()))
+
+    async def run(self) -> None:
+        """Every conductor, and the reading of every log, until cancelled."""
+        async with anyio.create_task_group() as group:
+            for parts in self.members.values():
+                group.start_soon(parts.listen)
+                group.start_soon(parts.conductor.run)
+
+    async def stop(self) -> None:
+        """Shut every gate for good; each has its limit."""
+        await self._of_each(lambda parts: parts.conductor.stop())
+
+    async def settle(self) -> None:
+        """Wait for what is being written."""
+        await self._of_each(lambda parts: parts.conductor.settle())
+
+    async def aclose(self) -> None:
+        await self._of_each(lambda parts: parts.engine.aclose())
+
+    async def _of_each(self, act: Callable[[Parts], Coroutine[Any, Any, None]]) -> None:
+        async with anyio.create_task_group() as group:
+            for parts in self.members.values():
+                group.start_soon(act, parts)
+
+
 def build(
     settings: Settings,
     shapes: Shapes,
     *,
     on_change: Callable[[Snapshot], None] | None = None,
     rhythm: Rhythm | None = None,
+) -> Fleet:
+    """All adapters and conductors. Raises ConfigError where a setting can't be used.
+
+    `on_change` hears of every change of any engine, as the fleet shows it.
+    """
+    engines = settings.engines
+    several = len(engines) > 1
+    members: dict[str, Parts] = {}
+    fleet = Fleet(members)
+    ready_file = None if settings.ready_file is None else ReadyFile(settings.ready_file)
+    shares = shared(ready_file, len(engines)) if ready_file is not None else None
+
+    def tell(_: Snapshot) -> None:
+        if on_change is not None and len(members) == len(engines):
+            on_change(fleet.snapshot)
+
+    for address in engines:
+        members[address.name] = _build(
+            settings,
+            shapes,
+            address,
+            several=several,
+            ready_file=None if shares is None else next(shares),
+            on_change=tell,
+            rhythm=rhythm,
+        )
+    return fleet
+
+
+def _build(
+    settings: Settings,
+    shapes: Shapes,
+    address: EngineAddress,
+    *,
+    several: bool,
+    ready_file: "ReadyFile | Share | None",
+    on_change: Callable[[Snapshot], None],
+    rhythm: Rhythm | None,
 ) -> Parts:
-    """All adapters and the conductor. Raises ConfigError where a setting can't be used."""
     key = settings.api_key
     ca_file = settings.tls_ca_file
-    store, warnings = _store(settings)
-    ready_file = None if settings.ready_file is None else ReadyFile(settings.ready_file)
+    store, warnings = _store(settings, address.name if several else None)
     engine = Engine(
-        settings.engine_url,
+        address.url,
         api_key=None if key is None else key.get_secret_value(),
         model=settings.model,
         tls_ca_file=None if ca_file is None else str(ca_file),
         tls_verify=settings.tls_verify,
     )
     policy = Policy(
-        url=settings.engine_url,
+        url=address.url,
         sidecar_version=__version__,
         shapes_digest=shapes.digest,
         converge=shapes.converge,
@@ -105,7 +162,7 @@ def build(
         sleep_keeps_verdict=settings.sleep_keeps_verdict,
         rewarm_on_escape=shapes.on_escape is OnEscape.REWARM,
     )
-    evidence = _evidence(settings)
+    evidence = _evidence(settings, address.name if several else None)
     conductor = Conductor(
         policy,
         engine=engine if evidence is None else _logged(engine, evidence),
@@ -124,12 +181,13 @@ def build(
     return Parts(engine, conductor, evidence)
 
 
-def _store(settings: Settings) -> tuple[StateDir | None, tuple[str, ...]]:
-    """The state folder, and what has to be said where there is none."""
+def _store(settings: Settings, of: str | None) -> tuple[StateDir | None, tuple[str, ...]]:
+    """The state folder, one below it for each of several, and what has to be said where there is
+    none."""
     if settings.state_dir is None:
         return None, (NO_STATE,)
     try:
-        return StateDir(settings.state_dir), ()
+        return StateDir(settings.state_dir / of if of else settings.state_dir), ()
     except ConfigError as problem:
         if not settings.state_optional:
             raise
@@ -139,8 +197,8 @@ def _store(settings: Settings) -> tuple[StateDir | None, tuple[str, ...]]:
         return None, (sentence,)
 
 
-def _evidence(settings: Settings) -> "Evidence | None":
-    specs = parse_sources(settings.log)
+def _evidence(settings: Settings, of: str | None) -> "Evidence | None":
+    specs = _sources(settings.log, of)
     if not specs:
         if settings.require_evidence == "log":
             raise ConfigError(
@@ -152,6 +210,21 @@ def _evidence(settings: Settings) -> "Evidence | None":
     from sidecar.adapters.logs import open_source
 
     return Evidence([(str(spec), open_source(spec)) for spec in specs], prefix=settings.log_prefix)
+
+
+def _sources(text: str, of: str | None) -> tuple[SourceSpec, ...]:
+    """The places of one engine's log; with several, `{engine}` in them is its name. A file or a
+    container can be read for each: the fences tell whose log it is. A port can't."""
+    if of is None:
+        return parse_sources(text)
+    specs = parse_sources(text.replace("{engine}", of))
+    for spec in specs:
+        if isinstance(spec, SyslogSpec) and "{engine}" not in text:
+            raise ConfigError(
+                f"WARMUP_LOG: {spec} can't be the log of several engines; give each its own with "
+                "syslog+unix:///path/{engine}.sock, or docker:///{engine}, or file:///path/{engine}"
+            )
+    return specs
 
 
 def _logged(engine: Engine, evidence: "Evidence") -> Learned:
@@ -187,128 +260,3 @@ def _nonces(seed: int | None) -> Callable[[], str]:
         return lambda: secrets.token_hex(4)
     numbers = iter(range(1, 2**63))
     return lambda: f"{seed:x}.{next(numbers)}"
-
-
-async def serve(
-    settings: Settings,
-    shapes: Shapes,
-    *,
-    rhythm: Rhythm | None = None,
-    on_listening: Callable[[int], None] | None = None,
-) -> int:
-    """Run until SIGTERM or SIGINT: the gate is shut first, then all else ends; 0.
-
-    `on_listening` is given the port once it is bound. Raises ConfigError before anything runs.
-    """
-    from sidecar.web.app import create_app
-    from sidecar.web.connections import Doorman
-    from sidecar.web.server import Server, listen
-    from sidecar.web.waiting import Waiting
-
-    waiting = Waiting(lambda: parts.snapshot)
-    # In a thread: it reads and writes files, and the loop may have others to serve.
-    parts = await to_thread.run_sync(
-        partial(build, settings, shapes, on_change=waiting.hear, rhythm=rhythm)
-    )
-    listener = listen(settings.host, settings.port)
-    doorman = Doorman()
-    app = create_app(lambda: parts.snapshot, waiting=waiting, closed=lambda: dict(doorman.closed))
-    server = Server(app, doorman)
-    port = listener.getsockname()[1]
-    log.info("listening on %s port %d", settings.host, port)
-    if on_listening is not None:
-        on_listening(port)
-
-    async def stop_at_signal(group: TaskGroup) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for number in signals:
-                log.info("signal=%s: shutting the gate", signal.Signals(number).name)
-                await parts.conductor.stop()
-                group.cancel_scope.cancel()
-                return
-
-    async def answer() -> None:
-        # It ends by `should_exit` alone: cut off, it would leave its sockets behind.
-        with anyio.CancelScope(shield=True):
-            await server.serve([listener])
-
-    try:
-        async with anyio.create_task_group() as whole:
-            whole.start_soon(answer)
-            try:
-                async with anyio.create_task_group() as group:
-                    group.start_soon(stop_at_signal, group)
-                    group.start_soon(parts.listen)
-                    group.start_soon(parts.conductor.run)
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await parts.conductor.stop()
-                server.should_exit = True
-    finally:
-        with anyio.CancelScope(shield=True):
-            await parts.engine.aclose()
-        listener.close()
-    return ExitCode.WARM
-
-
-async def once(
-    settings: Settings,
-    shapes: Shapes,
-    *,
-    show: Callable[[Snapshot], None] | None = None,
-    rhythm: Rhythm | None = None,
-) -> Outcome:
-    """Warm one engine and end. `show` is given each snapshot. Raises ConfigError at the start.
-
-    Ends with the first verdict, at the start deadline, or at a signal (128 + its number). The
-    ready file, where one is set, stays behind an engine that was found warm.
-    """
-    ended = anyio.Event()
-
-    def on_change(snapshot: Snapshot) -> None:
-        if show is not None:
-            show(snapshot)
-        is_settled = snapshot.state in (State.READY, State.FAILED)
-        if is_settled or snapshot.totals.boots > MAX_BOOTS_ONCE:
-            ended.set()
-
-    parts = await to_thread.run_sync(
-        partial(build, settings, shapes, on_change=on_change, rhythm=rhythm)
-    )
-    conductor = parts.conductor
-    stopped_by: list[int] = []
-
-    async def stop_at_signal() -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for number in signals:
-                await conductor.stop()
-                stopped_by.append(number)
-                ended.set()
-                return
-
-    try:
-        async with anyio.create_task_group() as group:
-            group.start_soon(stop_at_signal)
-            group.start_soon(parts.listen)
-            group.start_soon(conductor.run)
-            await ended.wait()
-            group.cancel_scope.cancel()
-    finally:
-        with anyio.CancelScope(shield=True):
-            await conductor.settle()
-            await parts.engine.aclose()
-    if stopped_by:
-        name = signal.Signals(stopped_by[0]).name
-        return Outcome(128 + stopped_by[0], (f"ended by {name}",), conductor.report)
-    return _outcome(conductor)
-
-
-def _outcome(conductor: Conductor) -> Outcome:
-    snapshot = conductor.snapshot
-    if snapshot.is_ready:
-        return Outcome(ExitCode.WARM, snapshot.reasons, conductor.report)
-    code, reasons = snapshot.exit_code, snapshot.reasons
-    if code is None:
-        code = ExitCode.ENGINE_UNAVAILABLE
-        reasons = (*reasons, f"the engine was lost {MAX_BOOTS_ONCE} times while it was warmed")
-    return Outcome(code, reasons, conductor.report)

@@ -33,7 +33,7 @@ LAYERS = {
     "web": (("web", "exposition"), ("core",)),
     "settings": (("settings",), ("core",)),
     "wiring": (
-        ("wiring",),
+        ("wiring", "running"),
         ("core", "adapters", "conductor", "web", "settings"),
     ),
     "check": (("check",), ()),

@@ -184,3 +184,13 @@ def test_every_setting_has_a_row() -> None:
     assert {f"WARMUP_{name.upper()}" for name in Settings.model_fields} <= rows.keys()
     assert all(row.text for row in rows.values())
     assert rows["WARMUP_PORT"].default == "8900"
+
+
+def test_several_engines_take_the_place_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both said at once is a mistake; a flag for one engine wins over the environment."""
+    monkeypatch.setenv("WARMUP_ENGINE_URLS", "r0=http://h:1 r1=http://h:2")
+    assert [(e.name, e.url) for e in load().engines] == [("r0", "http://h:1"), ("r1", "http://h:2")]
+    assert [e.url for e in load({"engine_url": "http://one:8000"}).engines] == ["http://one:8000"]
+    monkeypatch.setenv("WARMUP_ENGINE_URL", "http://one:8000")
+    with pytest.raises(ConfigError, match="WARMUP_ENGINE_URL stands beside WARMUP_ENGINE_URLS"):
+        load()

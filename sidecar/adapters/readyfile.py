@@ -1,7 +1,7 @@
 """The ready file: there while the gate is open, for probes that look at a path."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import anyio
@@ -64,3 +64,34 @@ class ReadyFile:
         if told is not None and told != self._trouble:
             log.error("%s", told)
         self._trouble = told
+
+
+class Share:
+    """What one of several engines has to say about the file: it is there while all want it."""
+
+    def __init__(self, file: ReadyFile, wanted: list[bool], index: int) -> None:
+        self._file = file
+        self._wanted = wanted
+        self._index = index
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        return self._file.troubles
+
+    async def write(self) -> None:
+        """It is there, unless another engine's gate is shut."""
+        self._wanted[self._index] = True
+        if all(self._wanted):
+            await self._file.write()
+            if not all(self._wanted):  # another gate has shut meanwhile
+                await self._file.remove()
+
+    async def remove(self) -> None:
+        self._wanted[self._index] = False
+        await self._file.remove()
+
+
+def shared(file: ReadyFile, count: int) -> Iterator[Share]:
+    """One share for each of `count` engines."""
+    wanted = [False] * count
+    return iter([Share(file, wanted, index) for index in range(count)])

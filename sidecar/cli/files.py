@@ -34,12 +34,9 @@ def print_last(options: argparse.Namespace) -> int:
 
 def _last(options: argparse.Namespace) -> "Report":
     from sidecar.adapters.statefiles import last_report
-    from sidecar.cli.settings import settings_of
+    from sidecar.cli.settings import state_folder
 
-    settings = settings_of(options)
-    if settings.state_dir is None:
-        raise ConfigError("no state folder is set; give --state-dir or WARMUP_STATE_DIR")
-    return last_report(settings.state_dir)
+    return last_report(state_folder(options))
 
 
 def shapes(options: argparse.Namespace) -> int:

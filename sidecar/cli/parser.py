@@ -86,7 +86,7 @@ def parser_of_all() -> Parser:
 
     report = command("report", "print the last run's report from the state folder", REPORT)
     _settings_flags(report)
-    report.add_argument("--state-dir", metavar="DIR", help="the folder (WARMUP_STATE_DIR)")
+    _state_flags(report)
     report.add_argument("--json", action="store_true", help="as JSON")
     report.add_argument(
         "--suggest",
@@ -193,6 +193,11 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _state_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--state-dir", metavar="DIR", help="the folder (WARMUP_STATE_DIR)")
+    parser.add_argument("--engine", metavar="NAME", help="which, of several (WARMUP_ENGINE_URLS)")
+
+
 def _state_command(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, text in (
@@ -201,7 +206,7 @@ def _state_command(parser: argparse.ArgumentParser) -> None:
     ):
         action = actions.add_parser(name, help=text)
         _settings_flags(action)
-        action.add_argument("--state-dir", metavar="DIR", help="the folder (WARMUP_STATE_DIR)")
+        _state_flags(action)
         if name == "show":
             action.add_argument("--json", action="store_true", help="as JSON")
 

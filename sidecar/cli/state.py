@@ -4,18 +4,16 @@ import argparse
 import json
 from pathlib import Path
 
-from sidecar.core.errors import ConfigError, ExitCode
+from sidecar.core.errors import ExitCode
 from sidecar.core.watch.deaths import Death, told
 
 
 def state(options: argparse.Namespace) -> int:
     """Look at the state folder, or clear the cells that an engine died on."""
     from sidecar.adapters import statefiles
-    from sidecar.cli.settings import settings_of
+    from sidecar.cli.settings import state_folder
 
-    folder = settings_of(options).state_dir
-    if folder is None:
-        raise ConfigError("no state folder is set; give --state-dir or WARMUP_STATE_DIR")
+    folder = state_folder(options)
     if options.action == "show":
         _show(folder, as_json=options.json)
     elif statefiles.clear(folder):

@@ -1,5 +1,6 @@
 """What was sent so far and what became of it: rows for people, totals for dashboards."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -115,6 +116,16 @@ class Totals:
     """Plugs and primes included: they are requests that the engine counted."""
     prompt_tokens: int = 0
     output_tokens: int = 0
+
+    def __add__(self, other: "Totals") -> "Totals":
+        return Totals(
+            self.boots + other.boots,
+            self.passes + other.passes,
+            dict(Counter(self.waves) + Counter(other.waves)),
+            dict(Counter(self.requests) + Counter(other.requests)),
+            self.prompt_tokens + other.prompt_tokens,
+            self.output_tokens + other.output_tokens,
+        )
 
     def with_wave(self, judged: Judged) -> "Totals":
         """These totals and one wave more."""

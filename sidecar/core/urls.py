@@ -1,6 +1,49 @@
 """Addresses as operators type them."""
 
+import re
+from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+MAX_ENGINES = 64
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """One of several servers; the name stands in paths, labels and file names."""
+
+    name: str
+    url: str
+
+
+def parse_engines(text: str) -> tuple[EngineAddress, ...]:
+    """`name=url` or `url`, separated by spaces or commas; a url without a name is called by its
+    host and port. Raises ValueError with one sentence."""
+    engines: list[EngineAddress] = []
+    for word in text.replace(",", " ").split():
+        name, equals, url = word.partition("=")
+        if not equals or "/" in name:
+            name, url = "", word
+        url = checked_base_url(url)
+        name = name or urlsplit(url).netloc.replace(":", "-")
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f"{name[:80]!a} is no name; use letters, digits, dots and dashes, or write name=url"
+            )
+        for other in engines:
+            if name == other.name or url == other.url:
+                what = name if name == other.name else url
+                raise ValueError(f'"{what}" is there twice; give each server its own name and url')
+        engines.append(EngineAddress(name, url))
+    if len(engines) > MAX_ENGINES:
+        raise ValueError(f"{len(engines)} servers are named; {MAX_ENGINES} are the most")
+    return tuple(engines)
+
+
+def checked_engines(text: str) -> str:
+    """The text as it was, if it names servers or nothing. Raises ValueError."""
+    parse_engines(text)
+    return text
 
 
 def checked_base_url(text: str) -> str:

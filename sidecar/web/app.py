@@ -43,6 +43,9 @@ _READY_ANSWERS: dict[int | str, dict[str, Any]] = {
     },
     422: {"model": Problem, "description": "`wait` is no number of seconds that can be waited."},
 }
+_NO_ENGINE: dict[int | str, dict[str, Any]] = {
+    404: {"model": Problem, "description": "No engine has this name."}
+}
 _BUSY: dict[int | str, dict[str, Any]] = {
     503: {
         "model": Problem,
@@ -67,7 +70,6 @@ def create_app(
 ) -> FastAPI:
     """The app around whoever has the snapshot. `waiting` has to hear of its changes; `closed`
     counts connections that were closed on us, by reason."""
-    waiters = waiting or Waiting(snapshot_of_now)
     app = FastAPI(
         title="vLLM warm-up sidecar",
         version=__version__,
@@ -78,54 +80,85 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _refuse)
     app.add_exception_handler(HTTPException, _problem)
 
-    def get(path: str, **route: Any) -> Callable[[Callable[..., Any]], None]:
-        """GET and HEAD: load balancers probe with either."""
+    _add_gates(app, snapshot_of_now, waiting or Waiting(snapshot_of_now))
+    _add_pages(app, snapshot_of_now, closed)
+    return app
 
-        def add(handler: Callable[..., Any]) -> None:
-            app.get(path, **route)(handler)
-            app.head(path, include_in_schema=False, response_model=None)(handler)
 
-        return add
+def _get(app: FastAPI, path: str, **route: Any) -> Callable[[Callable[..., Any]], None]:
+    """GET and HEAD: load balancers probe with either."""
 
-    @get("/health", response_model=Alive)
+    def add(handler: Callable[..., Any]) -> None:
+        app.get(path, **route)(handler)
+        app.head(path, include_in_schema=False, response_model=None)(handler)
+
+    return add
+
+
+def _add_gates(app: FastAPI, snapshot_of_now: Callable[[], Snapshot], waiters: Waiting) -> None:
+    @_get(app, "/health", response_model=Alive)
     async def health() -> Response:
         """200 while the process lives: for liveness probes."""
         return _line(Alive())
 
-    @get("/startup", response_model=Alive)
+    @_get(app, "/startup", response_model=Alive)
     async def startup() -> Response:
         """200 once configuration and server are good; it never waits for the engine."""
         return _line(Alive())
 
-    @get("/ready", response_model=Ready, responses=_READY_ANSWERS)
-    async def ready(request: Request, wait: Annotated[float | None, _WAIT] = None) -> Response:
-        """200 while the gate is open, else 503: for readiness probes. One line of JSON."""
-        snapshot, crowded = snapshot_of_now(), False
+    async def gate(
+        request: Request, wait: float | None, view: Callable[[Snapshot], Snapshot]
+    ) -> Response:
+        snapshot, crowded = view(snapshot_of_now()), False
         if wait is not None and not snapshot.is_ready:
             try:
-                snapshot = await waiters.until_ready(wait, gone=_leaving(request))
+                snapshot = await waiters.until_ready(wait, gone=_leaving(request), view=view)
             except Crowded:
                 crowded = True
         return _answer(snapshot, crowded=crowded)
 
+    @_get(app, "/ready", response_model=Ready, responses=_READY_ANSWERS)
+    async def ready(request: Request, wait: Annotated[float | None, _WAIT] = None) -> Response:
+        """200 while the gate is open, else 503: for readiness probes. One line of JSON."""
+        return await gate(request, wait, lambda snapshot: snapshot)
+
+    @_get(app, "/ready/{engine}", response_model=Ready, responses=_READY_ANSWERS | _NO_ENGINE)
+    async def ready_of_one(
+        request: Request, engine: str, wait: Annotated[float | None, _WAIT] = None
+    ) -> Response:
+        """The same of one of several engines, by its name."""
+        _known(engine, snapshot_of_now())
+        return await gate(request, wait, lambda snapshot: snapshot.parts[engine])
+
+
+def _add_pages(
+    app: FastAPI,
+    snapshot_of_now: Callable[[], Snapshot],
+    closed: Callable[[], Mapping[str, int]],
+) -> None:
     # Large grids take their time: these two are rendered in a thread, one at a time.
     status_page = Page(snapshot_of_now, lambda snapshot: _bytes(status_of(snapshot)))
 
-    @get("/status", response_model=Status, responses=_BUSY)
+    @_get(app, "/status", response_model=Status, responses=_BUSY)
     async def status() -> Response:
         """The full snapshot: every cell with its waves."""
         return _page(await status_page.of_now(), "application/json")
 
     metrics_page = Page(lambda: (snapshot_of_now(), closed()), lambda now: _metrics(*now))
 
-    @get("/metrics", response_class=Response, responses=_METRICS)
+    @_get(app, "/metrics", response_class=Response, responses=_METRICS)
     async def metrics() -> Response:
         """For Prometheus."""
-        from sidecar.exposition import CONTENT_TYPE
+        page = await metrics_page.of_now()
+        from sidecar.exposition import CONTENT_TYPE  # by now its thread has imported it
 
-        return _page(await metrics_page.of_now(), CONTENT_TYPE)
+        return _page(page, CONTENT_TYPE)
 
-    return app
+
+def _known(engine: str, snapshot: Snapshot) -> None:
+    if engine not in snapshot.parts:
+        names = ", ".join(snapshot.parts) or "none: there is one engine, ask /ready"
+        raise HTTPException(404, f"{engine[:_SHOWN]!a} is no engine of this sidecar ({names})")
 
 
 def _answer(snapshot: Snapshot, *, crowded: bool) -> Response:

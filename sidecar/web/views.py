@@ -61,6 +61,16 @@ class Boot(_Body):
     nonce: str = Field(description="Stands in every request id that was sent to it.")
 
 
+class EngineGate(_Body):
+    """The gate of one of several engines; /ready/{name} tells more."""
+
+    name: str
+    url: str
+    state: State
+    ready: bool
+    proven: bool
+
+
 class Ready(_Body):
     """The gate. `ready` and the HTTP status say the same."""
 
@@ -76,6 +86,9 @@ class Ready(_Body):
     engine: Engine
     boot: Boot | None
     since: datetime
+    engines: tuple[EngineGate, ...] = Field(
+        default=(), description="Where there are several: the gate of each, in the order given."
+    )
 
 
 class Facts(_Body):
@@ -174,6 +187,9 @@ class Status(Ready):
     speed: Speed | None = Field(description="Of the warm engine; null: not measured yet.")
     warmup_s: float | None
     active: bool
+    of_engines: Mapping[str, "Status"] = Field(
+        default={}, description="Where there are several: the status of each, by name."
+    )
 
 
 def _gate(snapshot: Snapshot) -> dict[str, Any]:
@@ -207,6 +223,12 @@ def _gate(snapshot: Snapshot) -> dict[str, Any]:
             nonce=snapshot.nonce or "",
         ),
         "since": _moment(snapshot.since),
+        "engines": tuple(
+            EngineGate(
+                name=name, url=part.url, state=part.state, ready=part.is_ready, proven=part.proven
+            )
+            for name, part in snapshot.parts.items()
+        ),
     }
 
 
@@ -239,6 +261,7 @@ def status_of(snapshot: Snapshot) -> Status:
         speed=snapshot.speed,
         warmup_s=snapshot.warmup_s,
         active=snapshot.is_active,
+        of_engines={name: status_of(part) for name, part in snapshot.parts.items()},
     )
 
 

@@ -30,25 +30,32 @@ class Waiting:
 
     def hear(self, snapshot: Snapshot) -> None:
         """Wakes all as soon as there is something to tell them."""
-        if _ends(snapshot):
-            for waiter in self._waiters:
+        for waiter in self._waiters:
+            if _ends(waiter.view(snapshot)):
                 waiter.woken.set()
 
-    async def until_ready(self, limit_s: float, *, gone: Callable[[], Awaitable[None]]) -> Snapshot:
+    async def until_ready(
+        self,
+        limit_s: float,
+        *,
+        gone: Callable[[], Awaitable[None]],
+        view: Callable[[Snapshot], Snapshot] = lambda snapshot: snapshot,
+    ) -> Snapshot:
         """The snapshot once the gate is open, or the sidecar stops, or the time is up.
 
-        `gone` returns when nobody waits for the answer any more. Raises Crowded at once.
+        `gone` returns when nobody waits for the answer any more; `view` is which of several
+        engines' gates is waited for. Raises Crowded at once.
         """
         if len(self._waiters) >= MAX_WAITERS:
             raise Crowded
-        waiter = _Waiter()
+        waiter = _Waiter(view)
         self._waiters.add(waiter)
         try:
             with anyio.move_on_after(limit_s):
                 await self._wait(waiter, gone)
         finally:
             self._waiters.discard(waiter)
-        return self._now()
+        return view(self._now())
 
     async def _wait(self, waiter: "_Waiter", gone: Callable[[], Awaitable[None]]) -> None:
         async with anyio.create_task_group() as group:
@@ -59,7 +66,7 @@ class Waiting:
 
             group.start_soon(leave)
             # It may have shut again before this runs: then there is more to wait for.
-            while not _ends(self._now()):
+            while not _ends(waiter.view(self._now())):
                 waiter.woken = anyio.Event()
                 await waiter.woken.wait()
             group.cancel_scope.cancel()
@@ -68,7 +75,8 @@ class Waiting:
 class _Waiter:
     """One of them, and what wakes it."""
 
-    def __init__(self) -> None:
+    def __init__(self, view: Callable[[Snapshot], Snapshot]) -> None:
+        self.view = view
         self.woken = anyio.Event()
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import anyio
 import httpx
 
-from sidecar import wiring
+from sidecar import running as program
 from sidecar.core.grid.shapes import parse
 from sidecar.core.policy import Rhythm
 from sidecar.settings import Settings
@@ -75,7 +75,7 @@ async def serving(url, *, shapes=SHAPES, rhythm=QUICK, **changes):
         listening.set()
 
     async def serve():
-        await wiring.serve(
+        await program.serve(
             settings(url, **changes),
             parse(shapes, "shapes.yaml"),
             rhythm=rhythm,

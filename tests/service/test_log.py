@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sidecar import wiring
+from sidecar import running as program
 from sidecar.adapters import evidence
 from sidecar.core.errors import ExitCode
 from sidecar.core.grid.shapes import parse
@@ -47,7 +47,7 @@ async def status(sidecar) -> dict:
 
 
 async def once(url, log, **changes):
-    return await wiring.once(
+    return await program.once(
         settings(url, log=log, **changes), parse(SHAPES, "shapes.yaml"), rhythm=QUICK
     )
 

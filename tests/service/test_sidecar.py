@@ -6,6 +6,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
+from sidecar import running as program
 from sidecar import wiring
 from sidecar.core.errors import ConfigError, ExitCode
 from sidecar.core.grid.shapes import parse
@@ -177,7 +178,7 @@ async def test_an_engine_that_dies_in_a_wave_is_named_with_the_cell():
 
 async def once(url, shapes=SHAPES, **changes):
     seen = []
-    outcome = await wiring.once(
+    outcome = await program.once(
         settings(url, **changes), parse(shapes, "shapes.yaml"), show=seen.append, rhythm=QUICK
     )
     return outcome, seen
@@ -241,4 +242,4 @@ async def test_a_taken_port_is_one_sentence():
     async with simulator(WARM) as sim:
         taken = settings(sim.url).model_copy(update={"port": sim.port})
         with pytest.raises(ConfigError, match=f"port {sim.port}.*WARMUP_PORT"):
-            await wiring.serve(taken, parse(SHAPES, "shapes.yaml"))
+            await program.serve(taken, parse(SHAPES, "shapes.yaml"))

@@ -93,6 +93,7 @@ async def test_ready_is_503_with_all_fields_before_anything_is_known():
         "engine": {"url": "http://vllm:8000", "version": None, "model": None},
         "boot": None,
         "since": "2023-11-14T22:13:20.250000Z",
+        "engines": [],
     }
 
 
@@ -260,7 +261,9 @@ async def test_the_openapi_document_describes_what_is_answered():
         document = (await http.get("/openapi.json")).json()
         ready = (await http.get("/ready")).json()
         status = (await http.get("/status")).json()
-    assert set(document["paths"]) == {"/health", "/startup", "/ready", "/status", "/metrics"}
+    assert set(document["paths"]) == {
+        *("/health", "/startup", "/ready", "/ready/{engine}", "/status", "/metrics")
+    }
     assert all(set(methods) == {"get"} for methods in document["paths"].values())
     responses = document["paths"]["/ready"]["get"]["responses"]
     assert set(responses) == {"200", "503", "422"}

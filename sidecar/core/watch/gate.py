@@ -140,6 +140,8 @@ class Snapshot:
     """Ids of cells that an engine died on, and that are not sent."""
     logs: tuple[SourceState, ...] = ()
     """Where the engine's log is read from."""
+    parts: Mapping[str, "Snapshot"] = field(default_factory=dict)
+    """Of several engines, each by its name; none where there is one."""
 
     @property
     def is_ready(self) -> bool:
