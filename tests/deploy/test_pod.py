@@ -27,7 +27,7 @@ SIMULATOR = f"""\
 #!/bin/sh
 printf '%s\\n' "$@" > "$RECORD"
 exec {shlex.quote(sys.executable)} -m sidecar sim --port "$SIM_PORT" --time-scale 0.05 \\
-  --start-delay-s 1 --api-key "$VLLM_API_KEY"
+  --start-delay-s 0.2 --api-key "$VLLM_API_KEY"
 """
 
 
