@@ -272,11 +272,11 @@ def _foot(report: Report) -> str:
     return "\n".join(
         (
             "",
+            *([] if speed is None else [f"speed, warm: {Basis(speed, 'as measured')}"]),
             f"sent: {requests} requests in {waves} waves, {totals.prompt_tokens} prompt tokens, "
             f"{totals.output_tokens} output tokens, request ids warmup-{report.nonce}-*",
             f"from {_stamp(report.began)} to {_stamp(report.ended)} UTC ({took_s:.1f} s): "
             "the engine's own latency histograms hold these requests too",
-            *([] if speed is None else [f"warm, it did {Basis(speed, 'as measured')}"]),
         )
     )
 

@@ -90,7 +90,7 @@ def test_a_report_lends_its_speed_to_the_same_engine_alone():
     """By address and model; it comes back from JSON and stands in the text."""
     report = replace(REPORT, speed=ROUND, facts=EngineFacts(model="m"), url="http://a")
     assert from_json(to_json(report)) == report
-    assert "warm, it did 1,000 prompt tokens/s and 10 output tokens/s a stream" in to_text(report)
+    assert "speed, warm: 1,000 prompt tokens/s and 10 output tokens/s a stream" in to_text(report)
     known = basis_of(report, url="http://a", model="m")
     assert known.speed == ROUND
     assert "measured on m at http://a" in str(known)

@@ -117,6 +117,25 @@ def test_a_kernel_of_the_sampler_asks_for_its_field():
     assert (made.cell.variant, made.asked) == (LOGPROBS, None)
 
 
+def test_a_declared_variant_without_the_field_is_another_one():
+    """The same batch asked for otherwise is declared by nobody, and a taken name is left alone."""
+    taken = Cell(1, 64, 16, Variant("logprobs", fields={"top_k": 3}))
+    escaped = [escape("_topk_log_softmax_kernel", Batch(1, 64, 0, 0))]
+    ((_, tokens, variant),) = cells_of(with_escapes(declared(taken), escaped))
+    assert (tokens, variant.name) == (64, "logprobs-2")
+
+
+def test_many_kernels_and_many_declared_cells_are_bounded_too():
+    """A comment is for reading: the first ones, and how many more."""
+    escapes = [escape(f"k{n}", Batch(1, n + 1, 0, 0)) for n in range(25)]
+    grid = declared(*(Cell(1, n + 1, 16) for n in range(25)))
+    text = to_yaml(grid, suggested(with_escapes(grid, escapes)))
+    assert "and 5 more cells that are declared" in text
+    same = [escape(f"k{n}", Batch(1, 1, 0, 0)) for n in range(25)]
+    report = with_escapes(declared(), same)
+    assert "and 20 more kernels" in to_yaml(report, suggested(report))
+
+
 def test_what_is_declared_is_not_proposed_but_said():
     """Fitting or not: and that the log does not say what differed."""
     ramp = Cell(8, 16, 16, ramp=1, gaits=(Gait.HELD,))
