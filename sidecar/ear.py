@@ -16,7 +16,7 @@ from sidecar.core.logs.events import Compile, Complaint, Phase, Started, Step, T
 from sidecar.core.logs.items import Began, Ended
 from sidecar.core.logs.seen import Seen
 from sidecar.core.policy import Policy
-from sidecar.core.watch.escapes import Escape, EscapeLog, Escapes
+from sidecar.core.watch.escapes import MAX_KEPT, Escape, EscapeLog, Escapes
 from sidecar.core.watch.gate import Gate
 from sidecar.watch import Loss, Watch
 
@@ -57,6 +57,8 @@ class Ear:
         self._unanswered = 0
         """Escapes that a warm-up has not answered yet."""
         self._unreported = 0
+        self._amended: deque[Escape] = deque(maxlen=MAX_KEPT)
+        """Escapes whose step became known since the last report, which may hold them already."""
         self.watch: Watch | None = None
         self.boot: Boot | None = None
 
@@ -65,9 +67,13 @@ class Ear:
         return self._escapes.log
 
     def take_unreported(self) -> tuple[Escape, ...]:
-        """Those that stand in no report yet."""
+        """Those that stand in no report yet, or in one without their step."""
         count, self._unreported = self._unreported, 0
-        return self.escapes.recent[-count:] if count else ()
+        new = self.escapes.recent[-count:] if count else ()
+        known = set(new)
+        amended = tuple(escape for escape in self._amended if escape not in known)
+        self._amended.clear()
+        return (*amended, *new)
 
     @property
     def signs(self) -> tuple[Trouble | Ended, ...]:
@@ -101,7 +107,7 @@ class Ear:
             if self._gate.snapshot.is_ready and not seen.in_wave:
                 self._escaped(what, seen.source)
         elif isinstance(what, Step):
-            self._escapes.was_in(what, seen.source)
+            self._amended.extend(self._escapes.was_in(what, seen.source))
             self._gate.note(escapes=self._escapes.log)
         elif isinstance(what, Trouble):
             self._signs.append(what)

@@ -167,6 +167,8 @@ class Conductor:
         await self._door.stop()
         with anyio.move_on_after(_STOP_LIMIT_S):
             await self._record.close()
+            if self._boot is not None:
+                await self._record.add_escapes(self._boot, self._ear.take_unreported())
 
     async def settle(self) -> None:
         """See to it that the ready file says what the gate says."""

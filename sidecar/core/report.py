@@ -79,12 +79,19 @@ class Row:
 
 
 def with_escapes(report: Report, more: Sequence[Escape]) -> Report:
-    """The report and what compiled since."""
-    return replace(
-        report,
-        escapes=(*report.escapes, *more)[-MAX_KEPT:],
-        escapes_total=report.escapes_total + sum(escape.repeated for escape in more),
-    )
+    """The report and what compiled since. One that it has without its step gets its step: a
+    compile may last for longer than the report waits."""
+    escapes = list(report.escapes)
+    lacking = {escape: i for i, escape in enumerate(escapes) if escape.step is None}
+    total = report.escapes_total
+    for escape in more:
+        i = lacking.pop(replace(escape, step=None, batch=None), None)
+        if i is not None and escape.step is not None:
+            escapes[i] = escape
+        else:
+            escapes.append(escape)
+            total += escape.repeated
+    return replace(report, escapes=tuple(escapes[-MAX_KEPT:]), escapes_total=total)
 
 
 def basis_of(report: Report | None, *, url: str | None, model: str | None) -> Basis:

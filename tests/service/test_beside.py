@@ -13,6 +13,7 @@ from sidecar.core.logs.seen import Seen
 from sidecar.core.policy import Rhythm
 from sidecar.core.watch.boot import BootMark
 from sidecar.core.watch.deaths import InFlight
+from sidecar.core.watch.escapes import Batch
 from sidecar.core.watch.gate import State
 from sidecar.core.watch.presence import Presence, sentence
 from sidecar.core.wire.health import Health
@@ -79,6 +80,33 @@ async def test_escapes_are_added_to_the_report_of_the_warm_up_before_them():
         ("n1", "b", True),
     ]
     assert stage.conductor.report.escapes_total == 2
+
+
+async def test_a_step_that_comes_late_reaches_the_report_all_the_same():
+    """A compile may last for minutes behind its line; each escape is counted once."""
+    store = MemoryStore()
+    stage = Stage(store=store)
+    async with stage.running():
+        await stage.until(is_ready)
+        tell(stage, compiled())
+        await anyio.sleep(25)
+        assert [e.batch for _, e in store.escapes] == [None]
+        tell(stage, Step(ENGINE, 0, 1, 1, 513, 0, 0, 0.04))
+        await anyio.sleep(25)
+    (escape,) = stage.conductor.report.escapes
+    assert escape.batch == Batch(1, 513, 0, 0)
+    assert stage.conductor.report.escapes_total == 1
+
+
+async def test_a_sidecar_that_is_stopped_leaves_its_escapes_behind():
+    """They are not lost because they came since the last look at the engine."""
+    store = MemoryStore()
+    stage = Stage(store=store)
+    async with stage.running():
+        await stage.until(is_ready)
+        tell(stage, compiled())
+        await stage.conductor.stop()
+        assert [e.kernel for _, e in store.escapes] == ["moe_kernel"]
 
 
 async def test_rewarm_shuts_with_a_reason_warms_the_same_boot_and_opens():

@@ -91,8 +91,9 @@ class Escapes:
         self._counts[label] = self._counts.get(label, 0) + line.repeated
         return escape
 
-    def was_in(self, step: Step, source: str) -> None:
-        """The step that compiled what came last from this source."""
+    def was_in(self, step: Step, source: str) -> tuple[Escape, ...]:
+        """The step that compiled what came last from this source; those escapes as they are now."""
+        known: list[Escape] = []
         batch = Batch(
             step.context_requests,
             step.context_tokens,
@@ -103,8 +104,10 @@ class Escapes:
             escape = self._recent[i]
             if escape.source == source:
                 if escape.step is not None:
-                    return
+                    break
                 self._recent[i] = replace(escape, step=str(batch), batch=batch)
+                known.append(self._recent[i])
+        return tuple(reversed(known))
 
     def _label(self, backend: str, kernel: str) -> tuple[str, str]:
         """The names are out of a log, and could be anybody's."""
