@@ -87,7 +87,7 @@ def draw(seed: int, rules: tuple[Rule, ...] = ()) -> Case:
         served_s = longest / 4 * config.prefill_s_per_token + 30 * (
             config.step_base_s + config.decode_step_s
         )
-        rate = min(_log(dice, 0.02, 4.0), 0.5 / served_s)  # it must not drown
+        rate = min(log_uniform(dice, 0.02, 4.0), 0.5 / served_s)  # it must not drown
         traffic = Traffic(rate, until_s, longest)
     return Case(
         seed=seed,
@@ -95,7 +95,9 @@ def draw(seed: int, rules: tuple[Rule, ...] = ()) -> Case:
         rules=rules or _rules(dice, config),
         shapes=shapes,
         facts=facts,
-        client=Client(_log(dice, 2e-5, 3e-4), _log(dice, 2e-4, 4e-3), dice.uniform(0.01, 0.1)),
+        client=Client(
+            log_uniform(dice, 2e-5, 3e-4), log_uniform(dice, 2e-4, 4e-3), dice.uniform(0.01, 0.1)
+        ),
         traffic=traffic,
         budget_s=dice.choice((600.0, 1800.0, 3600.0)),
         broken=dice.randrange(len(shapes.cells)) if dice.random() < 0.03 else None,
@@ -103,7 +105,7 @@ def draw(seed: int, rules: tuple[Rule, ...] = ()) -> Case:
     )
 
 
-def _log(dice: random.Random, low: float, high: float) -> float:
+def log_uniform(dice: random.Random, low: float, high: float) -> float:
     """Log-uniform."""
     return low * (high / low) ** dice.random()
 
@@ -122,12 +124,12 @@ def _config(dice: random.Random) -> EngineConfig:
         draft_tokens=dice.choice((1, 2, 3, 5, 5)) if dice.random() < 0.4 else 0,
         top_k=dice.choice((1, 2, 4, 8)),
         ranks=2 if dice.random() < 0.02 else 1,
-        prefill_s_per_token=_log(dice, 4e-6, 1e-4),
-        decode_step_s=_log(dice, 0.0005, 0.02),
-        step_base_s=_log(dice, 0.003, 0.03),
-        wake_s=_log(dice, 0.0002, 0.003),
-        parse_base_s=_log(dice, 0.0001, 0.001),
-        parse_s_per_token=_log(dice, 3e-8, 5e-7),
+        prefill_s_per_token=log_uniform(dice, 4e-6, 1e-4),
+        decode_step_s=log_uniform(dice, 0.0005, 0.02),
+        step_base_s=log_uniform(dice, 0.003, 0.03),
+        wake_s=log_uniform(dice, 0.0002, 0.003),
+        parse_base_s=log_uniform(dice, 0.0001, 0.001),
+        parse_s_per_token=log_uniform(dice, 3e-8, 5e-7),
         noise_small=dice.uniform(0.0, 0.5),
         noise_large=dice.uniform(0.0, 0.3),
         outlier_rate=dice.choice((0.0, 0.001, 0.005)),
@@ -192,14 +194,24 @@ def _rules(dice: random.Random, config: EngineConfig) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
+def beside_rules(dice: random.Random, config: EngineConfig) -> tuple[Rule, ...]:
+    """Up to two families for an engine whose first coldness is another one."""
+    families = []
+    if dice.random() < 0.4:
+        families.append(_by_tokens(dice))
+    if dice.random() < 0.25:
+        families.append(dice.choice((_by_high_water, _by_context, _by_requests))(dice))
+    return tuple(_priced(dice, rule, logged=dice.random() < 0.7) for rule in families)
+
+
 def _priced(dice: random.Random, rule: Rule, *, logged: bool) -> Rule:
     return Rule(rule.name, rule.key, rule.when, _cost(dice), logged, rule.high_water, rule.feature)
 
 
 def _cost(dice: random.Random) -> tuple[float, float]:
     """A range: narrow or wide, most of them of seconds, some of minutes, some hardly seen."""
-    low = _log(dice, 0.02, 20.0)
-    return (low, min(low * _log(dice, 1.0, 20.0), 180.0))
+    low = log_uniform(dice, 0.02, 20.0)
+    return (low, min(low * log_uniform(dice, 1.0, 20.0), 180.0))
 
 
 def _by_tokens(dice: random.Random) -> Rule:

@@ -5,7 +5,7 @@ from collections import deque
 
 from benchmarks.draws import Case
 from benchmarks.warming import CONVERGE, Method
-from sidecar.core.grid.cells import Gait, Look, Role
+from sidecar.core.grid.cells import Cell, Drafts, Gait, Look, Role, Variant
 from sidecar.core.grid.plan import Plan
 from sidecar.core.judge.passes import Passes
 from sidecar.core.judge.ruling import Grid
@@ -112,6 +112,20 @@ class SameOrderTwice(Method):
 
     def passes(self, plan: Plan, judge: Judge, case: Case) -> Passes:
         return _SameOrder(plan, judge, case)
+
+
+class Blind(Method):
+    """All the rules, but the requests leave out what is special: fields, prefix, text, rank."""
+
+    name = "requests without their axis"
+
+    def made(self, cell: Cell) -> Cell:
+        other = None if cell.drafts is None else _OTHER[cell.drafts]
+        plain = dataclasses.replace(cell, prefix_tokens=0, drafts=other, rank=None)
+        return dataclasses.replace(plain, variant=Variant("completions"))
+
+
+_OTHER = {Drafts.ACCEPTED: Drafts.REJECTED, Drafts.REJECTED: Drafts.ACCEPTED}
 
 
 PLANTED: tuple[Method, ...] = (OnePass(), LedOnly(), FirstTokenOnly(), SameOrderTwice())

@@ -93,8 +93,11 @@ class Outcome:
 def examine(seed: int, rules: tuple[Rule, ...] = (), method: Method = REAL) -> Outcome | None:
     """Warm the engine of this seed and compare verdict and truth. None: nothing of it fits."""
     warmed = warm(draw(seed, rules), method)
-    if warmed is None:
-        return None
+    return None if warmed is None else compare(warmed)
+
+
+def compare(warmed: Warmed) -> Outcome:
+    """Verdict and truth of one engine."""
     told = {c.cell.id: c for c in warmed.verdict.cells}
     engine = settled(warmed.engine)
     owing: dict[str, str] = {}
@@ -109,7 +112,7 @@ def examine(seed: int, rules: tuple[Rule, ...] = (), method: Method = REAL) -> O
     shut = [c for c in told.values() if c.standing in (Standing.COLD, Standing.FAILED)]
     truly_failed = warmed.case.broken is not None
     return Outcome(
-        seed=seed,
+        seed=warmed.case.seed,
         opened=gate.open,
         proven=gate.proven,
         false_warm=tuple(
@@ -123,7 +126,7 @@ def examine(seed: int, rules: tuple[Rule, ...] = (), method: Method = REAL) -> O
         passes_over=_passes_over(warmed, gate.proven),
         whole_log=could_be_whole(warmed.case),
         is_plain=_is_plain(warmed.case),
-        residual=_residual(warmed, grid) if seed % RESIDUAL_EVERY == 0 else (0, 0),
+        residual=_residual(warmed, grid) if warmed.case.seed % RESIDUAL_EVERY == 0 else (0, 0),
     )
 
 

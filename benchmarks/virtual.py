@@ -1,7 +1,7 @@
 """Waves in virtual time: the simulated engine answers, and no clock runs."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -54,8 +54,15 @@ class VirtualReplay:
     """Runs looks against an engine, as the real replay does, let go by the same Pacer."""
 
     def __init__(
-        self, case: Case, engine: Engine, pacer: Pacer, log: VirtualLog | None = None
+        self,
+        case: Case,
+        engine: Engine,
+        pacer: Pacer,
+        log: VirtualLog | None = None,
+        made: Callable[[Cell], Cell] = lambda cell: cell,
     ) -> None:
+        """`made` is what its requests are made for: another cell only in a planted fault."""
+        self._made = made
         self.case = case
         self.engine = engine
         self.pacer = pacer
@@ -97,7 +104,7 @@ class VirtualReplay:
     def _load(self, look: Look) -> _Shot:
         cell = look.cell
         salts = [next(self._salts) for _ in range(cell.requests)]
-        primed = salts[: cell.concurrency] if cell.prefix_tokens else []
+        primed = salts[: cell.concurrency] if self._made(cell).prefix_tokens else []
         primes = tuple(self._prime(cell, salt) for salt in primed)
         return _Shot(look, self.pacer.pace(look), salts, primes, Counters(), self.engine.now_s)
 
@@ -141,7 +148,7 @@ class VirtualReplay:
         max_tokens: int,
         at_s: float,
     ) -> str:
-        cell, blocks = shot.look.cell, None
+        cell, blocks = self._made(shot.look.cell), None
         if index >= 0 and cell.prefix_tokens:
             blocks = blocks_of(self.case, shot.salts[index], prompt_tokens, cell.prefix_tokens)
         id_ = f"ours-{next(self._numbers)}"

@@ -6,7 +6,7 @@ from statistics import fmean
 from benchmarks.draws import Case
 from benchmarks.logged import VirtualLog
 from benchmarks.virtual import VirtualReplay
-from sidecar.core.grid.cells import Converge, Look
+from sidecar.core.grid.cells import Cell, Converge, Look
 from sidecar.core.grid.plan import Plan, expand
 from sidecar.core.judge.pacing import Pacer
 from sidecar.core.judge.passes import Passes, Rest
@@ -69,6 +69,10 @@ class Method:
     def plan(self, plan: Plan) -> Plan:
         return plan
 
+    def made(self, cell: Cell) -> Cell:
+        """What the requests of a cell are made for."""
+        return cell
+
     def judge(self, plan: Plan) -> Judge:
         return Judge(plan, plan.facts, CONVERGE)
 
@@ -98,7 +102,7 @@ def warm(case: Case, method: Method = REAL) -> Warmed | None:
     plan = method.plan(declared)
     engine = Engine(case.config, case.rules, seed=case.seed)
     log = VirtualLog(case, engine) if method.listens else None
-    replay = VirtualReplay(case, engine, Pacer(plan), log)
+    replay = VirtualReplay(case, engine, Pacer(plan), log, method.made)
     judge = method.judge(plan)
     passes = method.passes(plan, judge, case)
     runs: list[Run] = []
