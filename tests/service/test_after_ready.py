@@ -1,6 +1,5 @@
 """A whole sidecar after its gate has opened: escapes, sleep, pause, rescale, and deaths."""
 
-import json
 from dataclasses import replace
 
 import anyio
@@ -10,7 +9,9 @@ from anyio import to_thread
 
 from sidecar.adapters import evidence, statefiles
 from sidecar.adapters.state import IN_FLIGHT, LAST_REPORT
+from sidecar.core.learned.proposals import suggested
 from sidecar.core.policy import Rhythm
+from sidecar.core.report import from_json
 from sidecar.simulator.faults import Knobs
 from sidecar.simulator.server import simulator
 from tests.service.running import PROFILE, WARM, serving
@@ -56,7 +57,8 @@ async def until(condition, limit_s=10.0):
 
 
 async def test_what_a_user_compiles_is_an_escape_and_what_we_compile_is_none(tmp_path):
-    """Counted, shown with its step, and added to the report; waves of ours never are."""
+    """Counted, shown with its step, added to the report, and a cell to add to the grid is made of
+    it; waves of ours never are."""
     path, state = tmp_path / "vllm.log", tmp_path / "state"
     async with (
         simulator(VERBOSE, log=Written(path)) as sim,
@@ -79,8 +81,10 @@ async def test_what_a_user_compiles_is_an_escape_and_what_we_compile_is_none(tmp
         report = state / LAST_REPORT
 
         async def is_reported():
-            text = await to_thread.run_sync(report.read_text)
-            return json.loads(text)["escapes_total"] == body["escapes"]["total"]
+            told = from_json(await to_thread.run_sync(report.read_text))
+            cells = [proposal.cell for proposal in suggested(told).proposals]
+            is_proposed = any((c.concurrency, c.prompt_tokens) == (1, 17) for c in cells)
+            return told.escapes_total == body["escapes"]["total"] and is_proposed
 
         await until(is_reported)
     first = body["escapes"]["recent"][0]
