@@ -29,7 +29,7 @@ converge: {floor_s: 1}
 
 @pytest.fixture
 def volumes(tmp_path: Path) -> Path:
-    """A folder for each volume, of the Pod's group, and the Secret's file as the manifest has it."""
+    """A folder for each volume, of the Pod's group; the Secret's file as the manifest says."""
     if os.geteuid() != 0:
         unavailable("only root can give folders to the Pod's group")
     group = pod(BASE)["securityContext"]["fsGroup"]
