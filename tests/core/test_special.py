@@ -178,10 +178,10 @@ def test_captured_sizes_by_the_operator() -> None:
     plan = plan_of(text, capture_sizes=None, max_num_seqs=None)
     assert [n for n, _ in points(plan)] == [1, 2, 4]
     assert "max_num_seqs is not known" in plan.notes[0]
-    assert plan_of(text, cudagraphs_off=True).cells == ()
-    assert plan_of(text, cudagraphs_off=True).notes == (
-        "cudagraph: nothing to do, CUDA graphs are off",
-    )
+    for none in ({"cudagraphs_off": True}, {"capture_sizes": ()}):
+        plan = plan_of(text, **none)
+        assert plan.cells == ()
+        assert plan.notes == ("cudagraph: nothing to do, no CUDA graphs are captured",)
 
 
 HIT = "special: {prefix_hit: [{prefix_tokens: 1000, prompt_tokens: 1350, concurrency: 4}]}"

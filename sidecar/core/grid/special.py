@@ -126,8 +126,8 @@ def _replay(
     notes: list[str],
 ) -> None:
     """One wave for each size that a decode step can have: all requests at 1 + k tokens."""
-    if facts.cudagraphs_off:
-        notes.append("cudagraph: nothing to do, CUDA graphs are off")
+    if facts.cudagraphs_off or facts.capture_sizes == ():
+        notes.append("cudagraph: nothing to do, no CUDA graphs are captured")
         return
     if facts.capture_sizes is None:
         _untold("cudagraph", "capture_sizes", facts, unfit, notes)
