@@ -251,6 +251,22 @@ def test_plan_takes_the_speeds_of_the_last_warm_up_and_says_what_the_budget_lack
     assert made["warnings"] == [w for w in made["warnings"] if "the budget is" not in w]
 
 
+def test_one_engine_of_several_has_to_be_named(tmp_path: Path) -> None:
+    """`shapes suggest` asks one; its report is found in its own folder."""
+    both = {"WARMUP_ENGINE_URLS": f"a={NOBODY} b=http://127.0.0.1:2"}
+    asked = run("shapes", "suggest", "--watch", "0", **both)
+    assert asked.returncode == ExitCode.CONFIG
+    assert "WARMUP_ENGINE_URLS names several servers (a, b), and one is asked here" in asked.stderr
+    assert asked.stderr.count("\n") == 1
+    (tmp_path / "a").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "last-report.json").write_text("{")
+    report = replace(REPORT, speed=Speed(500.0, 10.0))
+    (tmp_path / "a" / "last-report.json").write_text(to_json(report))
+    planned = run("plan", "--shapes", "tiny", "--state-dir", str(tmp_path), **both)
+    assert "500 prompt tokens/s" in planned.stdout, planned
+
+
 def test_plan_of_an_unfit_grid_is_printed_and_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

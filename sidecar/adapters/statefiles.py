@@ -1,11 +1,13 @@
 """The state folder from outside, for commands: what it holds, and clearing it."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from sidecar.adapters.state import DEATHS, IN_FLIGHT, LAST_REPORT, MAX_FILE_BYTES
 from sidecar.core import report as report_form
 from sidecar.core.errors import ConfigError
 from sidecar.core.report import Report
+from sidecar.core.urls import MAX_ENGINES
 from sidecar.core.watch import deaths as deaths_form
 from sidecar.core.watch.deaths import Death, InFlight
 
@@ -72,3 +74,16 @@ def last_report(folder: Path) -> Report:
         return report_form.from_json(text)
     except ConfigError as problem:
         raise ConfigError(f"{path}: {problem}") from problem
+
+
+def readable_reports(folder: Path) -> tuple[Report, ...]:
+    """The last report, and those of the engines that have a folder of their own in it; without
+    those that can't be read, for whoever can do without."""
+    folders = [folder]
+    with suppress(OSError):
+        folders += [path.parent for path in sorted(folder.glob(f"*/{LAST_REPORT}"))[:MAX_ENGINES]]
+    found = []
+    for one in folders:
+        with suppress(ConfigError):
+            found.append(last_report(one))
+    return tuple(found)

@@ -5,7 +5,6 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -60,15 +59,16 @@ def plan(options: argparse.Namespace) -> int:
 
 def _basis(options: argparse.Namespace, settings: Settings, facts: EngineFacts) -> Basis:
     """The speeds that were typed; else those of the last warm-up; else assumed ones."""
-    from sidecar.adapters.statefiles import last_report
+    from sidecar.adapters.statefiles import readable_reports
     from sidecar.core.report import basis_of
 
-    known, folder = Basis(), settings.state_dir
-    if folder is not None:
-        # A plan needs no report: where there is none, or none that can be read, it assumes.
-        with suppress(ConfigError):
-            url = settings.engine_url if options.engine_url else None
-            known = basis_of(last_report(folder), url=url, model=facts.model or settings.model)
+    known = Basis()
+    if settings.state_dir is not None:
+        url = settings.engine_url if options.engine_url else None
+        model = facts.model or settings.model
+        reports = readable_reports(settings.state_dir)
+        fitting = (basis_of(report, url=url, model=model) for report in reports)
+        known = next((basis for basis in fitting if basis.measured), known)
     prefill, decode = options.prefill_tokens_per_s, options.decode_tokens_per_s
     if prefill is None and decode is None:
         return known

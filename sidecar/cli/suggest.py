@@ -4,21 +4,19 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from sidecar.adapters.engine import Engine
 from sidecar.adapters.shapesfile import read
+from sidecar.adapters.statefiles import readable_reports
 from sidecar.cli.engine import engine_of
 from sidecar.cli.settings import settings_of
-from sidecar.core.errors import ConfigError, EvidenceMissing, ExitCode
+from sidecar.core.errors import EvidenceMissing, ExitCode
 from sidecar.core.facts import EngineFacts
 from sidecar.core.grid.plan import expand
 from sidecar.core.learned.beside import beside
 from sidecar.core.learned.traffic import learn_traffic
 from sidecar.core.learned.traffictext import Asked, to_yaml
-from sidecar.core.report import Report
 from sidecar.core.wire.histograms import TrafficPage, parse_traffic
 
 EVERY_S = 1.0
@@ -37,25 +35,17 @@ def suggest(options: argparse.Namespace) -> int:
     """Print the file. EvidenceMissing where there was no traffic yet."""
     settings = settings_of(options)
     in_use = read(settings.shapes)
-    report = None if settings.state_dir is None else _report(settings.state_dir)
-    seen = asyncio.run(_look(engine_of(settings), options.watch))
+    reports = () if settings.state_dir is None else readable_reports(settings.state_dir)
+    engine = engine_of(settings)
+    seen = asyncio.run(_look(engine, options.watch))
     try:
-        traffic = learn_traffic(seen.page, seen.samples, seen.facts, report)
+        traffic = learn_traffic(seen.page, seen.samples, seen.facts, reports)
     except EvidenceMissing as problem:
-        raise EvidenceMissing(f"the engine at {settings.engine_url}: {problem}") from None
+        raise EvidenceMissing(f"the engine at {engine.url}: {problem}") from None
     rows = beside(traffic, expand(in_use, seen.facts))
-    asked = Asked(settings.engine_url, seen.facts.model, options.watch, in_use.name)
+    asked = Asked(engine.url, seen.facts.model, options.watch, in_use.name)
     print(to_yaml(asked, traffic, rows))
     return ExitCode.WARM
-
-
-def _report(folder: Path) -> Report | None:
-    from sidecar.adapters.statefiles import last_report
-
-    # It only takes the sidecar's own requests off: where there is none, the file says that.
-    with suppress(ConfigError):
-        return last_report(folder)
-    return None
 
 
 async def _look(engine: Engine, watch_s: float) -> _Seen:

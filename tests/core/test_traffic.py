@@ -61,7 +61,7 @@ def test_ranks_are_added_up_and_their_gauges_stay_apart():
     )
     prompts = parse_traffic(text).prompts
     assert prompts == Histogram({10.0: 2.0, math.inf: 6.0})
-    run = learn_traffic(page({10.0: 5.0}), [{"0": 3.0, "1": 5.0}], FACTS, None).running
+    run = learn_traffic(page({10.0: 5.0}), [{"0": 3.0, "1": 5.0}], FACTS, ()).running
     assert [level.value for level in run] == [5]
 
 
@@ -92,7 +92,7 @@ def test_the_file_covers_the_quantiles_and_passes_its_check():
         asked={Endpoint.CHAT: 100.0, Endpoint.COMPLETIONS: 0.0},
     )
     samples = [{"0": n} for n in (0.0, 1.0, 2.0, 2.0, 12.0)]
-    traffic = learn_traffic(counted, samples, FACTS, None)
+    traffic = learn_traffic(counted, samples, FACTS, ())
     shapes = parse(text_of(traffic), "traffic.yaml")
     grid = [c for c in shapes.cells if c.concurrency == 12]
     assert [c.prompt_tokens for c in grid] == [200, 1000, 5000, 8176]
@@ -111,7 +111,7 @@ def test_the_file_covers_the_quantiles_and_passes_its_check():
 
 def test_a_quiet_sample_assumes_one_and_says_so():
     """Whoever was never seen running was there all the same."""
-    traffic = learn_traffic(page({200.0: 5.0}), [{"0": 0.0}], EngineFacts(), None)
+    traffic = learn_traffic(page({200.0: 5.0}), [{"0": 0.0}], EngineFacts(), ())
     text = text_of(traffic)
     assert "looked at once: nobody was there, so 1 is assumed" in text
     assert "http_requests_total doesn't say which" in text
@@ -122,7 +122,7 @@ def test_a_quiet_sample_assumes_one_and_says_so():
 def test_beside_the_file_in_use_each_level_is_covered_or_not():
     """A length by a cell in its bucket, a concurrency by its own number or a ramp."""
     counted = page({200.0: 90.0, 1000.0: 10.0}, {1.0: 100.0}, asked={Endpoint.CHAT: 1.0})
-    traffic = learn_traffic(counted, [{"0": 3.0}, {"0": 7.0}], FACTS, None)
+    traffic = learn_traffic(counted, [{"0": 3.0}, {"0": 7.0}], FACTS, ())
     cells = (Cell(1, 180, 16), Cell(4, 1200, 16), Cell(8, 16, 16, ramp=1, gaits=(Gait.HELD,)))
     rows = {(row.what, row.names): row for row in beside(traffic, Plan(cells=cells))}
     assert rows["prompt tokens", ("p50", "p90")].by == cells[0].id
@@ -164,7 +164,7 @@ def test_the_sidecars_own_requests_are_taken_off():
         asked={Endpoint.COMPLETIONS: 13.0, Endpoint.CHAT: 2.0},
         process_start_s=5.0,
     )
-    traffic = learn_traffic(counted, [], FACTS, report)
+    traffic = learn_traffic(counted, [], FACTS, [warmed(both, start_s=9.0), report])
     assert traffic.own is not None
     assert (traffic.own.requests, traffic.requests) == (12, 3)
     assert [level.value for level in traffic.lengths] == [100]
@@ -208,6 +208,6 @@ def test_primes_and_arriving_prompts_were_sent_too():
 )
 def test_no_traffic_is_one_sentence(counted, sentence):
     """Nothing that counts, nothing counted, or nothing but our own."""
-    report = warmed(Cell(1, 100, 9)) if "beside" in sentence else None
+    reports = [warmed(Cell(1, 100, 9))] if "beside" in sentence else []
     with pytest.raises(EvidenceMissing, match=sentence):
-        learn_traffic(counted, [], FACTS, report)
+        learn_traffic(counted, [], FACTS, reports)

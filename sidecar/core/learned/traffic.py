@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sidecar.core.errors import EvidenceMissing
@@ -99,15 +99,17 @@ def learn_traffic(
     page: TrafficPage,
     samples: Sequence[Mapping[str, float]],
     facts: EngineFacts,
-    report: Report | None,
+    reports: Iterable[Report],
 ) -> Traffic:
-    """Raises EvidenceMissing, one sentence, where the page tells nothing."""
+    """`reports` are the sidecar's, of whatever engines: the one of this boot is looked for. Raises
+    EvidenceMissing, one sentence, where the page tells nothing."""
     if page.prompts is None or page.outputs is None:
         raise EvidenceMissing(
             "its /metrics has no vllm:request_prompt_tokens: start vLLM without "
             "--disable-log-stats, or ask it past what stands in front of it"
         )
-    own = None if report is None else own_requests(report, page)
+    owns = (own_requests(report, page) for report in reports)
+    own = next((one for one in owns if one is not None), None)
     prompts, outputs = page.prompts, page.outputs
     if own is not None:
         prompts, outputs = prompts.without(own.prompts), outputs.without(own.outputs)
