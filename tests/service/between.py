@@ -14,6 +14,8 @@ class Relay:
     def __init__(self, *ports: int) -> None:
         self.ports = list(ports)
         self.answers: dict[str, object] = {}
+        self.asked: set[str] = set()
+        """Paths that were answered so."""
         self.stalls = False
         self.url = ""
         self.connections = 0
@@ -65,7 +67,10 @@ class Relay:
         words = first.split(b" ")
         if len(words) != 3 or not words[2].startswith(b"HTTP/"):
             return None
-        return self.answers.get(words[1].decode("latin-1").partition("?")[0])
+        path = words[1].decode("latin-1").partition("?")[0]
+        if path in self.answers:
+            self.asked.add(path)
+        return self.answers.get(path)
 
     async def close(self) -> None:
         for task in self._tasks:
