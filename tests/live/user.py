@@ -18,11 +18,11 @@ def completion(url: str, prompt_tokens: int, **fields: Any) -> dict[str, Any]:
         return dict(json.load(answer))
 
 
-def ttft_s(url: str, prompt_tokens: int, *, rank: int | None = None) -> float:
+def ttft_s(url: str, prompt_tokens: int, *, rank: int | None = None, **fields: Any) -> float:
     """Seconds to the first event of a streamed completion, by the clock of a user."""
     prompt = [random.randrange(300, 1500) for _ in range(prompt_tokens)]
     body = {"model": "tiny", "prompt": prompt, "max_tokens": 4, "stream": True, "ignore_eos": True}
-    request = _post(url, body)
+    request = _post(url, body | fields)
     if rank is not None:
         request.add_header("X-data-parallel-rank", str(rank))
     began = time.monotonic()

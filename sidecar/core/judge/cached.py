@@ -16,6 +16,8 @@ _SAME = 0.5
 def by_usage(wave: WaveResult) -> tuple[str, ...]:
     """What is wrong with the cached tokens of the wave's answers."""
     cell = wave.look.cell
+    if cell.variant.choices > 1:
+        return ()  # it may be that of any choice, and all but one find the prompt of that one
     if not cell.prefix_tokens:
         most = max((r.cached_tokens or 0 for r in wave.results), default=0)
         return (f"{most} prompt tokens came from a cache",) if most else ()
