@@ -11,12 +11,12 @@ from sidecar.simulator.bodies import (
     Refusal,
     block_hashes,
     chat_ids,
-    check_model,
     features,
     invalid,
     prompts_of,
     whole_number,
 )
+from sidecar.simulator.checks import check_fields
 from sidecar.simulator.model import SimRequest
 from sidecar.simulator.profile import Profile
 from sidecar.simulator.ruled import ruled_ids
@@ -47,6 +47,7 @@ class Asked:
     continuous_usage: bool
     return_token_ids: bool
     logprobs: int | None
+    prompt_logprobs: int | None
     is_thinking: bool
     ruled: tuple[int, ...] = ()
     """The tokens that a constraint makes the answer begin with, once its thought is over."""
@@ -61,7 +62,7 @@ class Asker:
 
     def completion(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Asked:
         """Raises Refusal."""
-        self._check_common(body)
+        check_fields(body, self.profile, is_chat=False)
         prompts = prompts_of(body.get("prompt"))
         return self._asked(body, headers, prompts, is_chat=False, is_thinking=False)
 
@@ -77,39 +78,10 @@ class Asker:
                     "input": f"<dict of {len(body)} items>",
                 },
             )
-        self._check_common(body)
+        check_fields(body, self.profile, is_chat=True)
         ids, is_thinking = chat_ids(body)
         is_thinking = is_thinking and self.profile.is_reasoning
         return self._asked(body, headers, [ids], is_chat=True, is_thinking=is_thinking)
-
-    def _check_common(self, body: Mapping[str, Any]) -> None:
-        for name in ("max_tokens", "max_completion_tokens", "n", "min_tokens"):
-            whole_number(body, name)
-        check_model(body, self.profile)
-        if body.get("stream_options") and not body.get("stream"):
-            raise Refusal(
-                400,
-                "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
-                param="stream_options",
-            )
-        if body.get("prompt_logprobs") is not None and body.get("stream"):
-            raise Refusal(
-                400,
-                "`prompt_logprobs` are not available when `stream=True`. "
-                "(parameter=prompt_logprobs)",
-                param="prompt_logprobs",
-            )
-        copies = body.get("n") or 1
-        if copies > 1 and body.get("temperature") == 0:
-            raise Refusal(400, f"n must be 1 when using greedy sampling, got {copies}.")
-        salt = body.get("cache_salt")
-        if salt is not None and (not isinstance(salt, str) or not salt):
-            raise Refusal(
-                400,
-                "Parameter 'cache_salt' must be a non-empty string if provided. "
-                "(parameter=cache_salt)",
-                param="cache_salt",
-            )
 
     def _asked(
         self,
@@ -146,6 +118,7 @@ class Asker:
             continuous_usage=bool(options.get("continuous_usage_stats")),
             return_token_ids=bool(body.get("return_token_ids")),
             logprobs=logprobs,
+            prompt_logprobs=whole_number(body, "prompt_logprobs"),
             is_thinking=is_thinking,
             ruled=self._ruled(body, is_chat),
         )
@@ -220,9 +193,10 @@ class Asker:
         largest = max(ids, default=0)
         if largest >= tokenizer.VOCAB_SIZE:
             raise Refusal(400, f"Token id {largest} is out of vocabulary", late=True)
-        asked_rank = headers.get("x-data-parallel-rank", "")
-        rank = int(asked_rank) if asked_rank.isdigit() else None
-        if rank is not None and rank >= engine.ranks:
+        asked_rank = headers.get("x-data-parallel-rank", "").strip()
+        # What is no whole number is ignored ([33] generate/base/serving.py).
+        rank = int(asked_rank) if asked_rank.removeprefix("-").isdecimal() else None
+        if rank is not None and not 0 <= rank < engine.ranks:
             raise Refusal(
                 400, f"data_parallel_rank {rank} is out of range [0, {engine.ranks}).", late=True
             )

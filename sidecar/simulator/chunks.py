@@ -8,6 +8,7 @@ from typing import Any
 
 from sidecar.simulator import tokenizer
 from sidecar.simulator.asking import Asked, Choice
+from sidecar.simulator.logprobs import chat_logprobs, prompt_logprobs, text_logprobs
 
 DONE = b"data: [DONE]\n\n"
 
@@ -126,7 +127,10 @@ def token_chunk(frame: Frame, said: Sequence[Said], one: Said, fresh: list[int])
         if content or not reasoning:
             delta["content"] = content
         choice: dict[str, Any] = {"index": one.choice.index, "delta": delta}
-        choice |= {"logprobs": _chat_logprobs(frame, fresh), "finish_reason": one.finish_reason}
+        choice |= {
+            "logprobs": chat_logprobs(frame.asked.logprobs, fresh),
+            "finish_reason": one.finish_reason,
+        }
         choice |= {"stop_reason": None} if ended else {}
         choice |= {"token_ids": ids}
     else:
@@ -134,7 +138,7 @@ def token_chunk(frame: Frame, said: Sequence[Said], one: Said, fresh: list[int])
         choice = {
             "index": one.choice.index,
             "text": content,
-            "logprobs": _text_logprobs(frame, fresh),
+            "logprobs": text_logprobs(frame.asked.logprobs, fresh),
             "finish_reason": one.finish_reason,
             "stop_reason": None,
             "prompt_token_ids": prompt_ids,
@@ -172,7 +176,8 @@ def whole_answer(frame: Frame, said: Sequence[Said]) -> dict[str, Any]:
         "usage": usage(frame, said, streamed=False),
     }
     if asked.is_chat:
-        answer |= {"prompt_logprobs": None, "prompt_token_ids": None, "prompt_text": None}
+        told = _prompt_logprobs(asked, said[0])
+        answer |= {"prompt_logprobs": told, "prompt_token_ids": None, "prompt_text": None}
     return answer | {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
 
 
@@ -191,43 +196,25 @@ def _whole_choice(frame: Frame, one: Said) -> dict[str, Any]:
         return {
             "index": one.choice.index,
             "message": message,
-            "logprobs": _chat_logprobs(frame, one.ids),
+            "logprobs": chat_logprobs(frame.asked.logprobs, one.ids),
             **ending,
             "routed_experts": None,
         }
     return {
         "index": one.choice.index,
         "text": content,
-        "logprobs": _text_logprobs(frame, one.ids),
+        "logprobs": text_logprobs(frame.asked.logprobs, one.ids),
         **ending,
-        "prompt_logprobs": None,
+        "prompt_logprobs": _prompt_logprobs(asked, one),
         "prompt_token_ids": one.choice.prompt_ids if asked.return_token_ids else None,
         "routed_experts": None,
     }
 
 
-def _text_logprobs(frame: Frame, ids: Sequence[int]) -> dict[str, Any] | None:
-    if frame.asked.logprobs is None:
+def _prompt_logprobs(asked: Asked, one: Said) -> list[dict[str, Any] | None] | None:
+    if asked.prompt_logprobs is None:
         return None
-    texts = [tokenizer.decode([token]) for token in ids]
-    offsets = [sum(map(len, texts[:i])) for i in range(len(texts))]
-    return {
-        "text_offset": offsets,
-        "token_logprobs": [-1.5] * len(texts),
-        "tokens": texts,
-        "top_logprobs": [{text: -1.5} for text in texts],
-    }
-
-
-def _chat_logprobs(frame: Frame, ids: Sequence[int]) -> dict[str, Any] | None:
-    if frame.asked.logprobs is None:
-        return None
-    entries = []
-    for token in ids:
-        text = tokenizer.decode([token])
-        entry = {"token": text, "logprob": -1.5, "bytes": list(text.encode())}
-        entries.append(entry | {"top_logprobs": [entry] if frame.asked.logprobs else []})
-    return {"content": entries}
+    return prompt_logprobs(asked.prompt_logprobs, one.choice.prompt_ids)
 
 
 def _chunk(frame: Frame, choices: list[dict[str, Any]]) -> dict[str, Any]:
