@@ -48,6 +48,7 @@ vllm: ## a real vLLM (two versions, 2.3 GB) and tiny models, for the demo and th
 
 bench: .venv/ready ## the figures of benchmarks/README.md
 	$(BIN)/python -m benchmarks.truth
+	$(BIN)/python -m benchmarks.axes
 	$(BIN)/python -m benchmarks.wave
 	$(BIN)/python -m benchmarks.service
 
