@@ -95,9 +95,9 @@ def _owed(
         if not warm.rules:
             break
         warm = _play(case, fork, cell, offsets)
-    is_cold = first.before_s > converge.tolerance_s(
-        warm.first_s
-    ) or first.after_s > converge.tolerance_s(warm.gap_s)
+    is_cold = first.after_s > converge.tolerance_s(warm.gap_s)
+    if not cell.captured:  # it promises its decode batch, however its prompts were batched
+        is_cold = is_cold or first.before_s > converge.tolerance_s(warm.first_s)
     return Owed(gait, first.before_s, first.after_s, first.rules, is_cold)
 
 
