@@ -118,7 +118,9 @@ class Search:
             # Asked all the same: a wrong key or model is said while the engine still starts.
             health = await self._engine.health()
             if not health.is_up:
-                raise EngineUnavailable(f"the engine is not up yet: /health is {health}")
+                raise EngineUnavailable(
+                    f"the engine is not up yet: /health is {health}; wait, or see its log"
+                )
             return await self._try(health, known, broken)
         mark = await self._one_identity(broken)
         if compare(before, mark) is Sameness.OTHER:

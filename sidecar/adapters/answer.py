@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import httpx
+
 from sidecar.core.wire.replies import error_message
 from sidecar.core.wire.sse import one_line
 
@@ -24,3 +26,16 @@ def says(answer: Answer) -> str:
     if answer.encoding not in ("", "identity"):
         said += f", compressed by {one_line(answer.encoding, 20)} though none was asked for"
     return f"{answer.status}: {said}"
+
+
+def remedy(problem: Exception) -> str:
+    """What to do about a request that got no answer."""
+    if isinstance(problem, httpx.TimeoutException):
+        return "wait if it is starting, else see in its log what holds it up"
+    if not isinstance(problem, httpx.ConnectError):
+        return "see in its log why, or correct WARMUP_ENGINE_URL"
+    if "[Errno -" in str(problem):  # getaddrinfo's own numbers
+        return "no such host name yet: start the engine, or correct WARMUP_ENGINE_URL"
+    if "SSL" in str(problem) or "CERTIFICATE" in str(problem):
+        return "set WARMUP_TLS_CA_FILE to the CA of its certificate, or correct WARMUP_ENGINE_URL"
+    return "nobody listens there: wait if it is starting, or correct WARMUP_ENGINE_URL"

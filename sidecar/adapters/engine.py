@@ -12,7 +12,7 @@ import httpx
 from anyio import to_thread
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-from sidecar.adapters.answer import Answer, says
+from sidecar.adapters.answer import Answer, remedy, says
 from sidecar.adapters.healthline import HealthLine
 from sidecar.adapters.presence import PresenceLine
 from sidecar.adapters.target import Target, tls_context
@@ -301,7 +301,9 @@ class Engine:
                 "carried across a redirect: set WARMUP_ENGINE_URL to the engine's own address"
             )
         if status >= 500:
-            raise EngineUnavailable(f"the engine at {self.url} answers {says(answer)}")
+            raise EngineUnavailable(
+                f"the engine at {self.url} answers {says(answer)}; wait, it may still be loading"
+            )
         if status != 200:
             raise EngineRejected(
                 f"{self.url} is no vLLM server: /v1/models answers {says(answer)}; "
@@ -324,4 +326,4 @@ class Engine:
 
     def _sentence(self, path: str, problem: Exception) -> str:
         reason = one_line(str(problem)) or type(problem).__name__
-        return f"no answer from {self.url}{path}: {reason}"
+        return f"no answer from {self.url}{path}: {reason}; {remedy(problem)}"

@@ -4,11 +4,13 @@ import asyncio
 from dataclasses import replace
 
 import anyio
+import pytest
 
 from sidecar.core.watch.gate import State
 from sidecar.simulator.faults import Knobs
 from sidecar.simulator.server import simulator
 from sidecar.web.waiting import MAX_WAITERS
+from tests.service.between import relay, reply
 from tests.service.running import WARM, serving
 from tests.service.surface import surface
 from tests.service.test_web import NOTHING, READY
@@ -28,6 +30,26 @@ async def test_who_waits_is_told_as_soon_as_the_gate_opens():
         await sidecar.until(lambda body: not body["ready"])
         assert (await sidecar.client.head("/ready?wait=60", timeout=30)).status_code == 200
         assert (await sidecar.ready())["boot"]["number"] == 2
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        (None, "nobody listens there: wait if it is starting, or correct WARMUP_ENGINE_URL"),
+        ({"/health": reply(503), "/v1/models": reply(503)}, "wait, it may still be loading"),
+        ({"/health": reply(503)}, "/health is unavailable; wait, or see its log"),
+        ({"/v1/models": reply(401)}, "set WARMUP_API_KEY"),
+        ({"/v1/models": reply(404)}, "check the address and the path in WARMUP_ENGINE_URL"),
+        ({"/v1/models": b"no HTTP at all\r\n\r\n"}, "see in its log why, or correct"),
+    ],
+    ids=["refused", "loading", "starting", "key", "stranger", "rubbish"],
+)
+async def test_whoever_waits_for_an_engine_is_told_what_to_do(answers, said):
+    """Each way in which an engine is not there yet has its own sentence, with a remedy."""
+    async with simulator(WARM) as sim, relay(sim.port) as address:
+        address.answers.update(answers or {})
+        async with serving(NOWHERE if answers is None else address.url) as sidecar:
+            await sidecar.until(lambda body: said in " ".join(body["reasons"]))
 
 
 async def test_who_waits_is_told_when_the_time_is_up():

@@ -1,5 +1,6 @@
 """A request that failed → one sentence: which cell, what came back, what to change."""
 
+import re
 from dataclasses import dataclass
 
 from sidecar.core.grid.cells import Cell
@@ -13,7 +14,7 @@ _NEAR_S = 0.95
 _MESSAGE_LENGTH = 240
 
 _TOO_LONG = ("context length", "max_model_len", "max-model-len", "input length", "too long")
-_NO_MEMORY = ("out of memory", "outofmemory", "oom")
+_NO_MEMORY = re.compile(r"out ?of ?memory|\boom\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def _remedy(result: Result, took_s: float) -> str:
     """What to change. The longest branch of this file: one line per known cause."""
     message = result.message.lower()
     near_limit = took_s >= _NEAR_S * EXECUTE_MODEL_TIMEOUT_S
-    if any(word in message for word in _NO_MEMORY):
+    if _NO_MEMORY.search(message):
         return (
             "lower --gpu-memory-utilization or --max-num-batched-tokens, so that room is left for "
             "what is allocated at the first such request"
