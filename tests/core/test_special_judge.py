@@ -8,6 +8,7 @@ from sidecar.core.facts import EngineFacts
 from sidecar.core.grid.cells import Cell, Converge, Gait, Look
 from sidecar.core.grid.plan import Plan
 from sidecar.core.judge.calls import Call, Standing
+from sidecar.core.judge.figures import worst_gap_s
 from sidecar.core.judge.misses import Miss
 from sidecar.core.judge.pacing import Pacer, WarmTtft
 from sidecar.core.judge.shown import miss
@@ -122,6 +123,19 @@ def test_what_is_computed_counts_for_the_batch():
     warm.feed(hit(ttft_s=0.02))
     assert warm.of(cell(1, 1350)) is None
     assert warm.of(HIT) == pytest.approx(0.02)
+
+
+def test_a_batch_of_hits_is_shown_by_the_log():
+    """The engine's step lines have what it computed, and not what it found."""
+    of = cell(2, 1350, 9, prefix_tokens=992, least_hit=992)
+    steps = (step(1, 1, PLUG, 0), step(2, 2, 2 * 358, 0), step(3, 0, 0, 2))
+    log = LogEvidence(Completeness.COMPLETE, steps=summed(steps))
+    assert miss(replace(held(of, split=1), log=log), plan_of(of), None) is None
+    log = LogEvidence(
+        Completeness.COMPLETE,
+        steps=summed((steps[0], step(2, 1, 358, 0), step(3, 1, 358, 1), step(4, 0, 0, 2))),
+    )
+    assert miss(replace(held(of), log=log), plan_of(of), None) is Miss.SPLIT
 
 
 # --- mixed steps ---------------------------------------------------------------------------------
@@ -242,6 +256,8 @@ def test_f_of_a_mixed_wave_counts_from_its_own_release():
     assert ran.f_s == pytest.approx(0.1)
     assert ran.g_s == pytest.approx(STEP_S)
     assert ran.all_decode_s == pytest.approx(0.03)
+    stalled = mixed(sent_s=0.05, ttft_s=0.5, gap_s=1.0)  # the gap begins at 60 ms
+    assert worst_gap_s(stalled) == pytest.approx(1.0 + STEP_S)
 
 
 def test_those_that_decode_are_given_more_tokens_until_they_outlast_it():
