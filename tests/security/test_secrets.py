@@ -5,22 +5,27 @@ import logging
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from sidecar import wiring
 from sidecar.cli.logformat import LineFormatter
 from sidecar.core.errors import ConfigError
 from sidecar.core.grid.shapes import parse
+from sidecar.exposition import render
 from sidecar.settings import load
 from sidecar.simulator.server import simulator
+from tests.core.test_report import REPORT
 from tests.live.process import free_port
 from tests.service.between import relay, reply
 from tests.service.running import SHAPES, WARM, serving
 from tests.service.test_process import started
+from tests.service.test_web import NOTHING
 
 KEY = "sk-c0ffee-0123456789abcdef"
 ECHO = (f"X-Echo: Bearer {KEY}", f"WWW-Authenticate: Bearer {KEY}")
@@ -63,9 +68,11 @@ async def test_s4_an_engine_that_repeats_the_key_finds_it_nowhere(tmp_path, path
             assert KEY not in told
 
 
-async def test_s4_the_key_crosses_no_redirect(tmp_path):
+async def test_s4_the_key_crosses_no_redirect_and_no_proxy(tmp_path, monkeypatch):
     """Not for facts, probes or waves: the other server is never even asked."""
     async with simulator(WARM) as sim, relay(sim.port) as address, relay(sim.port) as elsewhere:
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, elsewhere.url)
         for path in ("/health", "/v1/models", "/v1/completions", "/metrics", "/version"):
             moved = reply(307, b"", f"Location: {elsewhere.url}{path}")
             address.answers[path] = moved
@@ -98,6 +105,23 @@ async def test_s5_no_text_of_an_engine_reaches_a_terminal_as_a_command(tmp_path)
             assert len(lines) > 3
             assert [line for line in lines if not line.isprintable()] == []
             assert [line for line in lines if line.startswith("state=ready")] == []
+
+
+def test_s5_no_text_of_an_engine_adds_a_sample_to_the_metrics():
+    """Whatever a label says, it is a label."""
+    evil = 'x"} 1\nwarmup_ready 1\n# \\'
+    facts = replace(REPORT.facts, version=evil, model=evil)
+    page = render(replace(NOTHING, engine=facts, url=evil)).decode()
+    assert [line for line in page.splitlines() if line.startswith("warmup_ready ")] == [
+        "warmup_ready 0.0"
+    ]
+    (info,) = [
+        sample
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == "warmup_info"
+    ]
+    assert info.labels["model"] == evil
 
 
 async def pages_of(url):
