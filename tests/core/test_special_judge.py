@@ -112,6 +112,24 @@ def test_a_cell_of_hits_is_warm_by_hits_alone():
     assert judge.verdict().cells[0].call is Call.WARM
 
 
+def test_what_a_prime_pays_may_have_made_others_cold():
+    """It is in no figure of its wave: the others need a quiet wave after it all the same."""
+    other = cell(1, 100, 9)
+    judge = judge_of(HIT, other)
+    prime = Result(Outcome.OK, 0.0, (0.05,), 992, 1, None, "length", 200)
+    for ran in (hit(), hit(), hit()):
+        judge.feed(replace(ran, primes=(prime,)))
+    for _ in range(2):
+        judge.feed(led(other))
+    judge.feed(replace(hit(), primes=(prime,)))
+    assert judge.verdict().call is Call.WARM
+    judge.feed(replace(hit(), primes=(replace(prime, token_s=(3.0,)),)))
+    assert {c.cell.id: bool(c.reasons) for c in judge.verdict().cells} == {
+        HIT.id: True,
+        other.id: True,
+    }
+
+
 def test_what_is_computed_counts_for_the_batch():
     """4 x 358 computed tokens share a step of 2,048, whatever their prefixes have; and the time of
     such a prompt tells nothing of one that computes all of its 1,350."""

@@ -6,28 +6,35 @@ is launched, and its kernels compiled, before the plug's token is handed out: on
 H200 a compile of 0.95 s for 3 x 171 tokens came before the plug's first token, and the wave's
 followed 2 ms later. So F counts from where the plug ended or should have ended, whichever is
 earlier.
+
+The prompts that put a prefix into the cache are kept with the plugs: they too are one prompt alone,
+in no figure of their wave, and what they cost may have made other cells cold.
 """
 
-from sidecar.core.results import WaveResult
+from sidecar.core.results import Result, WaveResult
 
 
 class Plugs:
-    """The least time from a plug's body to its first token, by the plug's length."""
+    """The least time from the body of a plug or a prime to its first token, by its length."""
 
     def __init__(self) -> None:
         self._runs: dict[int, list[tuple[int, float]]] = {}
         self._least_s: dict[int, float] = {}
 
     def feed(self, at: int, wave: WaveResult) -> bool:
-        """Remember the plug of wave number `at`, if it had one; whether a least time fell."""
-        plug = wave.plug
-        if plug is None or plug.ttft_s is None or not plug.prompt_tokens:
+        """Remember those of wave number `at`, if it had any; whether a least time fell."""
+        alone = wave.primes if wave.plug is None else (wave.plug, *wave.primes)
+        fell = [self._note(at, one) for one in alone]
+        return any(fell)
+
+    def _note(self, at: int, one: Result) -> bool:
+        if one.ttft_s is None or not one.prompt_tokens:
             return False
-        self._runs.setdefault(plug.prompt_tokens, []).append((at, plug.ttft_s))
-        least_s = self._least_s.get(plug.prompt_tokens)
-        if least_s is not None and least_s <= plug.ttft_s:
+        self._runs.setdefault(one.prompt_tokens, []).append((at, one.ttft_s))
+        least_s = self._least_s.get(one.prompt_tokens)
+        if least_s is not None and least_s <= one.ttft_s:
             return False
-        self._least_s[plug.prompt_tokens] = plug.ttft_s
+        self._least_s[one.prompt_tokens] = one.ttft_s
         return True
 
     def least_s(self, wave: WaveResult) -> float | None:
@@ -37,7 +44,7 @@ class Plugs:
         return self._least_s.get(wave.plug.prompt_tokens, wave.plug.ttft_s)
 
     def last_excess_at(self, floor_s: float, factor: float) -> int:
-        """The last wave whose plug took more than max(floor, factor x least) above it; -1: none."""
+        """The last wave of which one took max(floor, factor x least) above its least; -1: none."""
         at = -1
         for tokens, runs in self._runs.items():
             least_s = self._least_s[tokens]
