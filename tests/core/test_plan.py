@@ -224,3 +224,24 @@ def test_a_thousand_cells_are_planned_in_a_fifth_of_a_second() -> None:
         return time.process_time() - start
 
     assert min(took_s() for _ in range(3)) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "draft_tokens", "output_tokens"),
+    [
+        (16, 5, 18),  # 16 + 16 - 1 = 31, and five drafts reach 36: both sides of 32
+        (17, 5, 17),  # ends at 32, which is of the class below
+        (16, 1, 16),  # 31 and 32
+        (16, 2, 18),
+        (300, 5, 16),
+        (16, 0, 16),
+        (1, 5, 17),  # 16 and 21
+    ],
+)
+def test_drafts_end_in_one_class_of_contexts(
+    prompt_tokens: int, draft_tokens: int, output_tokens: int
+) -> None:
+    """One request that speculates decodes on until each of its waves has passed a power of two."""
+    facts = {"draft_tokens": draft_tokens, "speculation": draft_tokens > 0}
+    (cell,) = plan_of(f"{{prompt_tokens: {prompt_tokens}}}", **facts).cells
+    assert cell.output_tokens == output_tokens

@@ -177,10 +177,21 @@ def _raised(
         # means that decoding counts: with drafts, two steps of it can swallow many tokens.
         output_tokens = max(output_tokens, 2 * at_once)
     ramp = at_once if declared.ramp else 0
+        output_tokens += _to_one_class(declared.prompt_tokens + output_tokens - 1, draft_tokens)
     return replace(declared, output_tokens=output_tokens, gaits=gaits, ramp=ramp)
 
 
 def _mixed(declared: Cell, batched_tokens: int, at_once: int) -> Cell:
+def _to_one_class(context_tokens: int, draft_tokens: int) -> int:
+    """Output tokens more, so that the contexts of every wave of one request end in the same class.
+
+    The last step's drafts reach up to k tokens beyond the output, or not, as drafts were accepted
+    before; kernels are chosen by the next power of two of a context (long ones by split counts).
+    """
+    boundary = 1 << (context_tokens - 1).bit_length() if context_tokens > 1 else context_tokens
+    return boundary + 1 - context_tokens if boundary < context_tokens + draft_tokens else 0
+
+
     """Long enough that all decode until the arriving prompt has been computed beside them."""
     room = max(1, batched_tokens - declared.concurrency * at_once)
     steps = math.ceil(declared.arriving_tokens / room) + ARRIVAL_STEPS + DECODE_STEPS
