@@ -86,6 +86,20 @@ def test_a_speed_that_is_not_known_is_none():
     assert meter.speed is not None
 
 
+def test_tokens_that_came_in_a_burst_say_nothing_of_decoding():
+    """A busy server sends them together: such a wave would make it endlessly fast."""
+    meter, one = Speedometer(), cell(1, 1000, 21)
+    good = led(one)
+    (answer,) = good.results
+    burst = replace(good, results=(replace(answer, token_s=(0.25,) * 21),))
+    for wave in (burst, burst):
+        meter.feed(wave, 1.0)
+    assert meter.speed is None
+    meter.feed(good, 1.0)
+    assert meter.speed is not None
+    assert meter.speed.decode_tokens_per_s == pytest.approx(100.0)
+
+
 def test_a_report_lends_its_speed_to_the_same_engine_alone():
     """By address and model; it comes back from JSON and stands in the text."""
     report = replace(REPORT, speed=ROUND, facts=EngineFacts(model="m"), url="http://a")

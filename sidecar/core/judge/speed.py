@@ -9,6 +9,9 @@ from sidecar.core.results import Outcome, WaveResult
 _WARM_WAVES = 2
 """Of a look, before its best wave is believed to be a warm one."""
 
+_MOMENTS = 3
+"""At which tokens came, at least: a speculating engine sends several at a time."""
+
 
 @dataclass(slots=True)
 class _Best:
@@ -18,7 +21,8 @@ class _Best:
     computed_tokens: int
     decode_steps: int
     prefill_s: float
-    decode_s: float
+    decode_s: float | None
+    """None: no wave showed its steps one by one."""
     whole_s: float
 
 
@@ -50,7 +54,8 @@ class Speedometer:
         if best is not now:
             best.waves += 1
             best.prefill_s = min(best.prefill_s, f_s)
-            best.decode_s = min(best.decode_s, decode_s)
+            if decode_s is not None:
+                best.decode_s = min(best.decode_s or decode_s, decode_s)
             if whole_s < best.whole_s:
                 best.whole_s, best.computed_tokens = whole_s, now.computed_tokens
 
@@ -65,9 +70,8 @@ class Speedometer:
             if look.gait is Gait.LED
         ]
         prefill = _ratio(sum(t for t, _ in prefills), sum(s for _, s in prefills))
-        decode = _ratio(
-            sum(b.decode_steps for b in warm.values()), sum(b.decode_s for b in warm.values())
-        )
+        decodes = [(b.decode_steps, b.decode_s) for b in warm.values() if b.decode_s is not None]
+        decode = _ratio(sum(n for n, _ in decodes), sum(s for _, s in decodes))
         if prefill is None or decode is None:
             return None
         rest_s = sum(
@@ -77,11 +81,15 @@ class Speedometer:
         return Speed(prefill, decode, max(0.0, rest_s / len(warm)))
 
 
-def _decoding(wave: WaveResult) -> tuple[int, float]:
-    """Steps and seconds of the stream that decoded longest."""
+def _decoding(wave: WaveResult) -> tuple[int, float | None]:
+    """Steps and seconds of the stream that decoded longest; None where its tokens came in a burst,
+    as they do through a busy server: then they say nothing of its steps."""
     lasted_s = [(r.last_s or 0.0) - (r.first_s or 0.0) for r in wave.results]
     longest = max(range(len(lasted_s)), key=lasted_s.__getitem__)
-    return wave.look.cell.output_tokens_of(longest) - 1, lasted_s[longest]
+    tokens = wave.look.cell.output_tokens_of(longest)
+    moments = len(set(wave.results[longest].token_s))
+    is_told = tokens > 1 and moments >= min(tokens, _MOMENTS)
+    return tokens - 1, lasted_s[longest] if is_told else None
 
 
 def _ratio(tokens: int, seconds: float) -> float | None:
