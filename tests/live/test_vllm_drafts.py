@@ -1,7 +1,7 @@
 """n-gram speculation on a real server: whose drafts are accepted, and what the cells say of it.
 
 A model of random weights goes on with a repeated phrase only where it is greedy, and repeats itself
-unless it is hot and told not to; so the variants here choose how to sample, and a served model needs
+unless it is hot and told not to; so the variants here choose how to sample. A served model needs
 none of them.
 """
 

@@ -176,12 +176,11 @@ def _raised(
         # Alone there is nobody to wait for; one token means "prefill only" and stays one, more
         # means that decoding counts: with drafts, two steps of it can swallow many tokens.
         output_tokens = max(output_tokens, 2 * at_once)
-    ramp = at_once if declared.ramp else 0
         output_tokens += _to_one_class(declared.prompt_tokens + output_tokens - 1, draft_tokens)
+    ramp = at_once if declared.ramp else 0
     return replace(declared, output_tokens=output_tokens, gaits=gaits, ramp=ramp)
 
 
-def _mixed(declared: Cell, batched_tokens: int, at_once: int) -> Cell:
 def _to_one_class(context_tokens: int, draft_tokens: int) -> int:
     """Output tokens more, so that the contexts of every wave of one request end in the same class.
 
@@ -192,6 +191,7 @@ def _to_one_class(context_tokens: int, draft_tokens: int) -> int:
     return boundary + 1 - context_tokens if boundary < context_tokens + draft_tokens else 0
 
 
+def _mixed(declared: Cell, batched_tokens: int, at_once: int) -> Cell:
     """Long enough that all decode until the arriving prompt has been computed beside them."""
     room = max(1, batched_tokens - declared.concurrency * at_once)
     steps = math.ceil(declared.arriving_tokens / room) + ARRIVAL_STEPS + DECODE_STEPS
