@@ -15,6 +15,9 @@ def sim(options: argparse.Namespace) -> int:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
         if (value := getattr(options, name)) is not None
     }
+    # A longer model gets the cache that it needs: a vLLM without would not start.
+    longest = limits.get("max_model_len", 0)
+    limits["kv_cache_tokens"] = max(DEMO.engine.kv_cache_tokens, 2 * longest)
     profile = replace(
         DEMO,
         model=options.model,
