@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 log = logging.getLogger(__name__)
@@ -149,6 +150,17 @@ class Connection(H11Protocol):
         self._await_head()
         super().on_response_complete()  # may begin with a request that was sent along
         self._stop_head_timer_if_asked()
+
+    def send_400_response(self, msg: str) -> None:
+        # The head was good and what follows is not: what the handler answers has no place any more,
+        # and trying to send it would leave a traceback in the log for each such request.
+        if self.is_answering:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:  # the answer had begun
+            self.transport.abort()
 
     def pause_writing(self) -> None:
         super().pause_writing()

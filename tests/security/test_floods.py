@@ -92,6 +92,32 @@ def test_s1_what_never_ends(attacked, first, more):
         assert closed(attacked, "too_much") > before
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"POST /ready HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n",
+        GET.replace(b"/ready", b"/ready?wait=60")
+        + b"Transfer-Encoding: chunked\r\n\r\nno chunk\r\n",
+        GET + b"Upgrade: websocket\r\nConnection: upgrade\r\n\r\n\xff\xff",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET /ready HTTP/1.0\r\n\r\n",
+    ],
+    ids=["bad-chunk", "bad-chunk-waiting", "websocket", "h2", "tls", "http-1.0"],
+)
+def test_s1_garbage_leaves_no_trace_in_the_log(attacked, request_):
+    """Else a stranger fills the disk: whatever he sends, the log says nothing of it."""
+    before = attacked.log.read_text()
+    for _ in range(5):
+        with attacked.connect() as line:
+            line.sendall(request_)
+            line.settimeout(5)
+            line.recv(4096)
+    assert attacked.ask()[0] == 200
+    added = attacked.log.read_text().removeprefix(before).splitlines()
+    assert [row for row in added if "closed connections" not in row] == []
+
+
 def closed(victim, why):
     name = f'warmup_http_closed_connections_total{{why="{why}"}} '
     return float(victim.ask("/metrics")[1].partition(name)[2].partition("\n")[0])

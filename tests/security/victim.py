@@ -17,7 +17,8 @@ SHAPES = "cells: [{concurrency: 1, prompt_tokens: 65, output_tokens: 2}]"
 class Victim:
     """`ask` and `sample` are for while it is attacked."""
 
-    def __init__(self, process, engine, port, log_tcp, log_udp):
+    def __init__(self, process, engine, log, port, log_tcp, log_udp):
+        self.log = log
         self.process = process
         self.engine = engine
         self.port = port
@@ -115,7 +116,7 @@ def victim(folder, **more):
     with (Path(folder) / "sidecar.log").open("wb") as log:
         process = subprocess.Popen([*command, "serve"], env=env, stderr=log)
     try:
-        made = Victim(process, engine, port, log_tcp, log_udp)
+        made = Victim(process, engine, Path(folder) / "sidecar.log", port, log_tcp, log_udp)
         until(lambda: made.ask()[0] == 200)
         yield made
     finally:
