@@ -1,0 +1,45 @@
+"""deploy/README.md: what it says you will read is what the sidecar says; links lead somewhere."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "deploy" / "README.md").read_text()
+SECTION = TEXT.partition("## It stays 503")[2].partition("\n## ")[0]
+REASONS = re.findall(r"^\| (`.+?) \|", SECTION, re.MULTILINE)
+
+
+def said() -> str:
+    """Every text in the sidecar's sources, one a line."""
+    texts = []
+    for path in (ROOT / "sidecar").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [p.value if isinstance(p, ast.Constant) else "…" for p in node.values]
+                texts.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    return "\n".join(texts)
+
+
+SAID = said()
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_each_reason_is_one_that_the_sidecar_gives(reason: str) -> None:
+    """Somebody who searches the page for what he reads must find it."""
+    for quoted in re.findall(r"`([^`]+)`", reason):
+        if quoted.startswith("on_"):
+            continue
+        for part in quoted.split("…"):
+            assert part.strip() in SAID, part
+
+
+def test_links_lead_somewhere() -> None:
+    """Relative ones, in every page under deploy/ and in the README."""
+    for page in (ROOT / "README.md", *(ROOT / "deploy").rglob("*.md")):
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
