@@ -70,6 +70,7 @@ def _check(files: list[str]) -> int:
             print(f"vllm-warmup: {problem}", file=sys.stderr)
             code = ExitCode.CONFIG
         else:
-            heaviest = ", a heaviest path" if found.heaviest else ""
-            print(f"{name}: good: {len(found.cells)} cells{heaviest}, digest {found.digest}")
+            more = f", {found.derived.told}" if found.derived.told else ""
+            more += ", a heaviest path" if found.heaviest else ""
+            print(f"{name}: good: {len(found.cells)} cells{more}, digest {found.digest}")
     return code
