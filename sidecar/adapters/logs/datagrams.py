@@ -117,9 +117,9 @@ class Datagrams:
             elif self._allowance.is_spent:
                 self._inbox.miss(1)
             else:
-                began_s = time.thread_time()
+                began_s = time.monotonic()
                 self._inbox.put_lines(self._frames.datagram(bytes(view[:count])), now_s)
-                self._allowance.spend(time.thread_time() - began_s)
+                self._allowance.spend(time.monotonic() - began_s)
 
     def _allows(self, sender: str) -> bool:
         may = self._may.get(sender)

@@ -18,13 +18,13 @@ def pauses_s() -> Iterator[float]:
 
 
 class Allowance:
-    """CPU time that a listener may spend on what strangers send: a share, and a reserve for bursts.
+    """Time that a listener may spend on what strangers send: a share, and a reserve for bursts.
 
     The same thread answers the probes and stamps the waves. An engine writes some hundred lines a
     second; with nothing but line ends 64 KiB take 0.1 s, and a sender gives gigabytes a second.
     """
 
-    def __init__(self, share: float = 0.2, reserve_s: float = 1.0) -> None:
+    def __init__(self, share: float = 0.2, reserve_s: float = 2.0) -> None:
         self._share = share
         self._reserve_s = reserve_s
         self._left_s = reserve_s
@@ -39,5 +39,5 @@ class Allowance:
         return self._left_s <= 0
 
     def spend(self, seconds: float) -> None:
-        """Of `time.thread_time`: what other processes take of the machine is not charged."""
+        """Of `time.monotonic`: on a machine that gives us little, little is left for probes too."""
         self._left_s -= seconds

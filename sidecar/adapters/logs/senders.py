@@ -54,9 +54,9 @@ class Connection(asyncio.BufferedProtocol):
                 self._senders.inbox.miss(max(1, data.count(b"\n")))
                 self._frames.lose(nbytes)
                 return
-            began_s = time.thread_time()
+            began_s = time.monotonic()
             self._put(self._frames.feed(data))
-            allowance.spend(time.thread_time() - began_s)
+            allowance.spend(time.monotonic() - began_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._is_taken:

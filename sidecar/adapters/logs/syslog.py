@@ -112,10 +112,10 @@ class SyslogLog:
             while True:
                 items = await self._inbox.take(_LOOK_S)
                 for turn in range(0, len(items), AT_ONCE):
-                    began_s = time.thread_time()
+                    began_s = time.monotonic()
                     for item in items[turn : turn + AT_ONCE]:
                         yield item
-                    self._allowance.spend(time.thread_time() - began_s)
+                    self._allowance.spend(time.monotonic() - began_s)
                     await asyncio.sleep(0)
                 self._senders.finish_lines(_SILENT_S)
                 self._datagrams.finish_lines(_SILENT_S)
