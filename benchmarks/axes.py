@@ -43,9 +43,7 @@ from sidecar.core.grid.plan import expand  # noqa: E402
 from sidecar.core.judge.verdict import Call  # noqa: E402
 
 MAX_NOT_YET = 0.01
-MIN_PAYS, MIN_PAYS_DRAFTS = 0.9, 0.5
-"""Where drafts are accepted, the last step of an output has none left to accept: whoever has his
-drafts rejected finds that warm at times."""
+MIN_PAYS = 0.9
 
 UNSEEN = ("sampling", "logprobs", "prompt_logprobs", "structured")
 """Axes of which the engine's answers show nothing that is judged."""
@@ -130,8 +128,7 @@ def report(axis: str, outcomes: Sequence[AxisOutcome]) -> bool:
         print(f"    false warm     seed {outcome.seed}: {outcome.false_warm[0]}")
     for outcome in not_yet[:3]:
         print(f"    false not-yet  seed {outcome.seed}: {outcome.false_not_yet[0]}")
-    least = MIN_PAYS_DRAFTS if axis == "drafts" else MIN_PAYS
-    return not false_warm and len(not_yet) <= MAX_NOT_YET * count and pays >= least
+    return not false_warm and len(not_yet) <= MAX_NOT_YET * count and pays >= MIN_PAYS
 
 
 def report_planted(axis: str, outcomes: Sequence[AxisOutcome]) -> bool:

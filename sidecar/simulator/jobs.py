@@ -21,6 +21,8 @@ class Job:
     """Tokens in the step that runs now."""
     gains: int = 0
     """Output tokens it will have gained when that step ends."""
+    accepted: int = 0
+    """Of its drafts in that step; more than it gains by them where its output ends there."""
     prefills: bool = False
 
     def copy(self) -> "Job":

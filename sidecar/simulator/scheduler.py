@@ -287,15 +287,15 @@ class Rank:
         if job.prefills:
             job.gains = 1 if job.computed + tokens >= job.known else 0
             return
-        job.gains = 1
+        job.gains, job.accepted = 1, 0
         drafts = tokens - 1
         if drafts > 0:
-            accepted = random.randint(1, drafts) if job.request.drafts_accepted else 0
-            job.gains = min(1 + accepted, job.request.max_tokens - job.generated)
-            accepted = job.gains - 1
+            job.accepted = random.randint(1, drafts) if job.request.drafts_accepted else 0
+            # What the output has no room for is counted all the same ([32] v1/core/sched).
+            job.gains = min(1 + job.accepted, job.request.max_tokens - job.generated)
             self._counters.drafts += 1
             self._counters.draft_tokens += drafts
-            self._counters.accepted_tokens += accepted
+            self._counters.accepted_tokens += job.accepted
 
     def _shape(self, step: list[Job]) -> StepShape:
         prefill_reqs = prefill_tokens = decode_reqs = decode_tokens = sampled = accepted = 0
@@ -310,7 +310,7 @@ class Rank:
             else:
                 decode_reqs += 1
                 decode_tokens += job.scheduled
-                accepted += job.gains - 1
+                accepted += job.accepted
             if job.gains:
                 sampled += 1
                 if job.request.features:

@@ -244,3 +244,15 @@ def test_an_engine_that_could_not_start_is_refused() -> None:
     """A KV cache below max_model_len is a ValueError, as vLLM refuses to start."""
     with pytest.raises(ValueError, match="max_model_len"):
         EngineConfig(kv_cache_tokens=4096)
+
+
+def test_accepted_drafts_are_counted_beyond_the_output() -> None:
+    """vLLM counts what was accepted before it cuts the output to max_tokens."""
+    engine = Engine(EngineConfig(draft_tokens=5), seed=1)
+    for number in range(10):
+        engine.submit(SimRequest(f"r{number}", 20, 2, drafts_accepted=True), 0.0)
+    engine.run()
+    (counters,) = engine.counters
+    assert counters.generation_tokens == 20
+    assert counters.drafts == 10
+    assert counters.accepted_tokens > 20
