@@ -81,6 +81,17 @@ def test_wrong_use_has_a_sentence(text: str, sentence: str) -> None:
     assert re.fullmatch(sentence, str(refused.value)), str(refused.value)
 
 
+def test_what_follows_from_the_engine_is_told_before_it_is_known() -> None:
+    """`shapes check` says which kinds a file declares, though their cells are still unknown."""
+    text = "grid: {concurrency: [1], prompt_tokens: [512]}\nspecial: {off_grid: true, "
+    told = parse(text + "chunk_crossing: true, cudagraph: true}", "f.yaml").derived.told
+    assert told == (
+        "2 off the grid, prompts around multiples of the engine's chunk, "
+        "a decode wave for each size that it captures"
+    )
+    assert parse(text.replace("true", "false") + "}", "f.yaml").derived.told == ""
+
+
 def test_off_grid_adds_and_does_not_multiply() -> None:
     """L - 7 and L + 1 once for each length, c - 1 once for each even concurrency, none declared
     twice, and the plan says how many."""

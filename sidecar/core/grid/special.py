@@ -38,6 +38,18 @@ class Derived:
     profiled: tuple[Cell, ...] = ()
     """Of ready-made profiles; none that is declared itself."""
 
+    @property
+    def told(self) -> str:
+        """What of it is declared, for people; empty: nothing."""
+        parts = [f"{len(self.profiled)} of profiles"] if self.profiled else []
+        if self.beside:
+            parts.append(f"{len(self.beside)} off the grid")
+        if self.crossings:
+            parts.append("prompts around multiples of the engine's chunk")
+        if self.cudagraph:
+            parts.append("a decode wave for each size that it captures")
+        return ", ".join(parts)
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
