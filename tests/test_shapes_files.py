@@ -1,6 +1,7 @@
 """The shipped shapes files: each loads, keeps its promise, and its schema is current."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from sidecar.core.facts import EngineFacts
 from sidecar.core.grid.cells import Endpoint, Gait
 from sidecar.core.grid.cost import Speed, plan_cost
 from sidecar.core.grid.plan import expand
+from sidecar.core.grid.shapes import parse
 from sidecar.core.grid.shapesfile import schema
 
 SHAPES = Path(__file__).resolve().parents[1] / "shapes"
@@ -54,6 +56,48 @@ def test_default_holds_what_was_seen_to_be_cold() -> None:
     assert any(c.ramp and c.concurrency >= 32 for c in cells)
     assert any(Gait.HELD in c.gaits and c.variant.endpoint is Endpoint.CHAT for c in cells)
     assert any("logprobs" in c.variant.fields for c in cells)
+
+
+def test_default_samples_scores_and_writes_json() -> None:
+    """On an H200 that was otherwise warm logprobs and JSON cost 0.5 s each, and min_p 0.1 s."""
+    fields = {name for cell in read("default").cells for name in cell.variant.fields}
+    assert {"logprobs", "structured_outputs", "min_p", "temperature"} <= fields
+
+
+@pytest.mark.parametrize("name", ["agents", "rag"])
+@pytest.mark.parametrize("facts", ENGINES.values(), ids=ENGINES)
+def test_the_files_for_users_of_a_kind(name: str, facts: EngineFacts) -> None:
+    """They fit every engine, hold prefix hits and constraints, and stay below three minutes."""
+    plan = expand(read(name), facts)
+    assert plan.refusal is None
+    assert any(cell.prefix_tokens for cell in plan.cells)
+    assert any("structured_outputs" in cell.variant.fields for cell in plan.cells)
+    assert plan_cost(plan, Speed()).total.seconds < 180
+
+
+@pytest.mark.parametrize("name", ["default", "agents", "rag"])
+def test_what_a_file_suggests_in_comments_is_right(name: str) -> None:
+    """Lines to uncomment are good YAML of the form, together with the rest of the file."""
+    text = read_text(name)
+    offered = re.compile(r"^# (?=(engine|heaviest|variants):|  )", re.MULTILINE)
+    assert offered.search(text)
+    shapes = parse(offered.sub("", text), "f.yaml")
+    assert shapes.heaviest is not None or name == "default"
+
+
+def test_the_readme_s_shapes_are_right() -> None:
+    """What can be copied out of the README is a good file, or a piece of one."""
+    readme = (SHAPES.parent / "README.md").read_text()
+    blocks = re.findall(r"^```yaml\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    shapes = [b for b in blocks if re.match(r"# yaml-language|(variants|special|grid|cells):", b)]
+    assert len(shapes) >= 3
+    for block in shapes:
+        grid = (
+            ""
+            if re.search("^grid:", block, re.M)
+            else "grid: {concurrency: [1], prompt_tokens: [350]}\n"
+        )
+        assert parse(block + grid, "README.md").cells
 
 
 def test_tiny_has_a_chat_and_a_held_cell_and_is_done_in_seconds() -> None:

@@ -27,6 +27,8 @@ from sidecar.core.grid.plan import Plan, expand
 from sidecar.settings import Settings
 
 HEADS = ("cell", "gaits", "waves", "requests", "prompt tokens", "output tokens", "seconds")
+SHOWN = 160
+"""Characters of a variant's fields."""
 LIMITS = (
     *("model", "version", "max_model_len", "max_num_seqs", "max_num_batched_tokens"),
     *("kv_cache_tokens", "draft_tokens"),
@@ -155,6 +157,11 @@ def _words(plan: Plan, cost: PlanCost, basis: Basis) -> Iterator[str]:
     )
     yield f"engine: {_limits(plan.facts)}"
     yield from plan.notes
+    for variant in sorted({cell.variant for cell in _cells(plan)}, key=lambda v: v.name):
+        if variant.fields:
+            said = json.dumps(variant.fields, ensure_ascii=False)
+            said = said if len(said) <= SHOWN else f"{said[: SHOWN - 1]}… (all of it: --json)"
+            yield f"variant {variant.name}: {variant.endpoint} {said}"
     for unfit in plan.unfit:
         yield f"does not fit: {unfit.id}: {unfit.reason}; {unfit.remedy}"
     for warning in plan.warnings:

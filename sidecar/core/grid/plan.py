@@ -91,7 +91,8 @@ def expand(shapes: Shapes, facts: EngineFacts) -> Plan:
         cell = _raised(declared, batched_tokens, draft_tokens, plug_tokens, facts)
         reason = misfit(cell, limits, declared)
         if reason is not None and number >= len(shapes.cells) and not reason.forbidden:
-            warnings.append(f"special: {cell.id} is left out: {reason.reason}")
+            kind = "profiles" if declared in shapes.derived.profiled else "special"
+            warnings.append(f"{kind}: {cell.id} is left out: {reason.reason}")
         elif reason is not None:
             unfit.append(reason)
         elif cell.id in fitting:

@@ -52,11 +52,12 @@ def _cell(
     }
 
 
-def _hit(concurrency: int, prefix_tokens: int, prompt_tokens: int) -> dict[str, Any]:
+def _hit(concurrency: int, prefix_tokens: int, prompt_tokens: int, variant: str) -> dict[str, Any]:
     return {
         "concurrency": concurrency,
         "prefix_tokens": prefix_tokens,
         "prompt_tokens": prompt_tokens,
+        "variant": variant,
     }
 
 
@@ -84,7 +85,7 @@ _PIECES: Mapping[Profile, Mapping[str, Any]] = {
             _cell(4, 517, 16, "agents-tools"),
             _cell(1, 517, 16, "agents-json"),
             _cell(4, 517, 16, "agents-json"),
-            _cell(8, 517, 16, "agents-json"),
+            _cell(8, 517, 32, "agents-json"),
             _cell(1, 1543, 16, "agents-thinking"),
             _cell(8, 1543, 16, "agents-thinking"),
             _cell(1, 6007, 16, "agents-thinking"),
@@ -92,7 +93,11 @@ _PIECES: Mapping[Profile, Mapping[str, Any]] = {
             _cell(8, 16, 8, "completions", ramp=True),
         ],
         "special": {
-            "prefix_hit": [_hit(1, 1536, 1893), _hit(4, 1536, 1893), _hit(1, 6144, 6471)],
+            "prefix_hit": [
+                _hit(1, 1536, 1893, "agents-thinking"),
+                _hit(4, 1536, 1893, "agents-thinking"),
+                _hit(1, 6144, 6471, "agents-thinking"),
+            ],
         },
     },
     # Long prompts of documents behind the same instructions, short greedy answers, few at a time;
@@ -112,7 +117,9 @@ _PIECES: Mapping[Profile, Mapping[str, Any]] = {
             _cell(1, 1025, 8, "rag-scored"),
             _cell(8, 16, 8, "completions", ramp=True),
         ],
-        "special": {"prefix_hit": [_hit(1, 1024, 3001), _hit(4, 1024, 3001)]},
+        "special": {
+            "prefix_hit": [_hit(1, 1024, 3001, "rag-greedy"), _hit(4, 1024, 3001, "rag-greedy")],
+        },
     },
     # Questions of people: short and middling, as the server samples by itself, many at once.
     "chat": {
