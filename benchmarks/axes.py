@@ -2,7 +2,8 @@
 
     python benchmarks/axes.py                     # 1,000 engines for each axis
     python benchmarks/axes.py --axis drafts --engines 200 --seed 7000
-    python benchmarks/axes.py --planted           # and a judge that is wrong on purpose
+    python benchmarks/axes.py --planted           # and requests that leave the axis out
+    python benchmarks/axes.py --log               # by a judge that reads the engine's log too
 
 For each engine a shapes file is written as its operator would, with the axis declared and without,
 and read by the real reader (`axisdraws.py`). Asked is, for each axis:
@@ -37,7 +38,7 @@ from benchmarks.draws import Case  # noqa: E402
 from benchmarks.forks import owed, settled  # noqa: E402
 from benchmarks.planted import Blind  # noqa: E402
 from benchmarks.truth import compare  # noqa: E402
-from benchmarks.warming import CONVERGE, REAL, Method, Warmed, warm  # noqa: E402
+from benchmarks.warming import CONVERGE, LISTENING, REAL, Method, Warmed, warm  # noqa: E402
 from sidecar.core.grid.cells import Cell  # noqa: E402
 from sidecar.core.grid.plan import expand  # noqa: E402
 from sidecar.core.judge.verdict import Call  # noqa: E402
@@ -76,7 +77,7 @@ def examine(axis: str, seed: int, method: Method = REAL) -> AxisOutcome | None:
         return None
     found = compare(warmed)
     proven = sum(c.cell in own and c.call is Call.WARM for c in warmed.verdict.cells)
-    without = warm(undeclared) if method is REAL else None
+    without = None if isinstance(method, Blind) else warm(undeclared, method)
     pays = without is not None and _pays(without, own)
     return AxisOutcome(
         seed, found.false_warm, found.false_not_yet, len(own), proven=proven, pays=pays
@@ -152,14 +153,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--axis", choices=AXES, action="append", help="this one (all)")
     parser.add_argument("--seed", type=int, default=0, help="of the first engine (0)")
     parser.add_argument("--engines", type=int, default=1000, help="for each axis (1000)")
+    parser.add_argument("--log", action="store_true", help="let the judge read the log too")
     parser.add_argument("--planted", action="store_true", help="run the planted judge too")
     parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
     options = parser.parse_args(arguments)
     seeds = range(options.seed, options.seed + max(1, options.engines))
     started_s = time.monotonic()
-    holds = True
+    holds, method = True, LISTENING if options.log else REAL
     for axis in options.axis or AXES:
-        holds = report(axis, examine_all(axis, seeds, jobs=options.jobs)) and holds
+        holds = report(axis, examine_all(axis, seeds, method, options.jobs)) and holds
         if options.planted and axis in (*UNSEEN, *PROVING):
             some = seeds[: max(1, len(seeds) // 4)]
             holds = report_planted(axis, examine_all(axis, some, Blind(), options.jobs)) and holds

@@ -37,6 +37,8 @@ class Owed:
 class _Run:
     before_s: float
     after_s: float
+    decode_s: float
+    """In steps without a prefill. With launches ahead the first of them delays a first token."""
     first_s: float
     gap_s: float
     rules: tuple[str, ...]
@@ -95,9 +97,12 @@ def _owed(
         if not warm.rules:
             break
         warm = _play(case, fork, cell, offsets)
-    is_cold = first.after_s > converge.tolerance_s(warm.gap_s)
-    if not cell.captured:  # it promises its decode batch, however its prompts were batched
-        is_cold = is_cold or first.before_s > converge.tolerance_s(warm.first_s)
+    if cell.captured:  # it promises its decode batch, however its prompts were batched
+        is_cold = first.decode_s > converge.tolerance_s(warm.gap_s)
+    else:
+        is_cold = first.before_s > converge.tolerance_s(
+            warm.first_s
+        ) or first.after_s > converge.tolerance_s(warm.gap_s)
     return Owed(gait, first.before_s, first.after_s, first.rules, is_cold)
 
 
@@ -129,7 +134,9 @@ def _play(case: Case, fork: Engine, cell: Cell, offsets: list[float]) -> _Run:
     before_s = sum(p.cost_s for p in ledger if p.at_s < first_s)
     after_s = sum(p.cost_s for p in ledger if p.at_s >= first_s)
     rules = tuple(f"{p.rule}{list(p.key)}" for p in ledger)
-    return _Run(before_s, after_s, first_s - from_s, _worst_gap(out, first_s), rules)
+    decoding = {step.start_s for step in fork.steps if not step.context_requests}
+    decode_s = sum(p.cost_s for p in ledger if p.at_s in decoding)
+    return _Run(before_s, after_s, decode_s, first_s - from_s, _worst_gap(out, first_s), rules)
 
 
 def _prime(case: Case, fork: Engine, cell: Cell, salts: list[int]) -> None:

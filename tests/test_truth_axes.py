@@ -5,6 +5,7 @@ import pytest
 from benchmarks.axes import PROVING, UNSEEN, examine_all
 from benchmarks.axisdraws import AXES
 from benchmarks.planted import Blind
+from benchmarks.warming import LISTENING
 
 SEEDS = range(6)
 
@@ -17,6 +18,14 @@ def test_an_axis_is_proven_where_declared_and_paid_for_where_not(axis):
     assert [o.false_not_yet for o in outcomes if o.false_not_yet] == []
     assert sum(o.proven for o in outcomes) > 0.6 * sum(o.own for o in outcomes)
     assert sum(o.pays for o in outcomes) > len(outcomes) / 3
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_the_log_makes_no_axis_warm_that_is_not(axis):
+    """The same where the engine's log, with all its gaps and forgeries, is a leg of the verdict."""
+    outcomes = examine_all(axis, range(2), LISTENING)
+    assert [o.false_warm for o in outcomes if o.false_warm] == []
+    assert any(o.proven for o in outcomes)
 
 
 @pytest.mark.parametrize("axis", UNSEEN)
