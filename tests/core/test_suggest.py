@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sidecar.core.facts import EngineFacts
-from sidecar.core.grid.cells import Cell, Gait, Variant
+from sidecar.core.grid.cells import MAX_PROMPT_TOKENS, Cell, Gait, Variant
 from sidecar.core.grid.plan import Unfit
 from sidecar.core.grid.shapes import parse
 from sidecar.core.learned.proposals import MAX_PROPOSALS, Sure, suggested
@@ -172,6 +172,16 @@ def test_a_cell_fits_the_model():
     made = suggested(with_escapes(report, [escape(batch=Batch(1, 1020, 0, 0))])).proposals
     assert [(p.cell.prompt_tokens, p.cell.output_tokens) for p in made] == [(1020, 4)]
     assert not suggested(with_escapes(report, [escape(batch=Batch(1, 1024, 0, 0))])).proposals
+
+
+@pytest.mark.parametrize("limit", [None, 10**9])
+def test_no_cell_is_longer_than_a_shapes_file_may_declare(limit):
+    """Also of a model that takes more: what is printed can be pasted."""
+    report = declared(max_model_len=limit)
+    batches = (Batch(1, MAX_PROMPT_TOKENS + 1, 0, 0), Batch(1, MAX_PROMPT_TOKENS + 1, 2, 2))
+    assert cells_of(with_escapes(report, [escape(batch=batch) for batch in batches])) == []
+    longest = [escape(batch=Batch(1, MAX_PROMPT_TOKENS, 0, 0))]
+    assert [c[:2] for c in cells_of(with_escapes(report, longest))] == [(1, MAX_PROMPT_TOKENS)]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,14 @@ import pytest
 
 from sidecar.core.errors import EvidenceMissing
 from sidecar.core.facts import EngineFacts
-from sidecar.core.grid.cells import Cell, Endpoint, Gait, Variant
+from sidecar.core.grid.cells import (
+    MAX_CONCURRENCY,
+    MAX_PROMPT_TOKENS,
+    Cell,
+    Endpoint,
+    Gait,
+    Variant,
+)
 from sidecar.core.grid.plan import Plan, expand
 from sidecar.core.grid.shapes import parse
 from sidecar.core.learned.beside import beside
@@ -63,6 +70,17 @@ def test_ranks_are_added_up_and_their_gauges_stay_apart():
     assert prompts == Histogram({10.0: 2.0, math.inf: 6.0})
     run = learn_traffic(page({10.0: 5.0}), [{"0": 3.0, "1": 5.0}], FACTS, ()).running
     assert [level.value for level in run] == [5]
+
+
+@pytest.mark.parametrize("limit", [None, 10**9])
+def test_what_is_printed_can_be_used_whatever_an_engine_counts(limit):
+    """Edges and gauges beyond what a shapes file may declare are cut to that."""
+    facts = replace(FACTS, max_model_len=limit, max_num_seqs=limit)
+    counted = page({1e300: 5.0, math.inf: 1.0}, {1e18: 6.0})
+    traffic = learn_traffic(counted, [{"0": 1e300}, {"0": 5000.0}], facts, ())
+    cells = parse(text_of(traffic), "out.yaml").cells
+    assert max(cell.concurrency for cell in cells) == MAX_CONCURRENCY
+    assert max(cell.prompt_tokens for cell in cells) == MAX_PROMPT_TOKENS
 
 
 def test_garbage_is_passed_over():

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+MAX_CONCURRENCY, MAX_PROMPT_TOKENS = 4096, 16_000_000
+"""What a shapes file may declare."""
+
 
 class Endpoint(StrEnum):
     """Where a request goes."""

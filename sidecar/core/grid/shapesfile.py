@@ -12,13 +12,14 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from sidecar.core.grid.cells import MAX_CONCURRENCY, MAX_PROMPT_TOKENS
 from sidecar.core.grid.variants import ChatVariant, CompletionsVariant
 
 MAX_CELLS = 1_000
 
 # The bounds are far above any engine of today; what is beyond them is a slip of the finger.
-Concurrency = Annotated[int, Field(ge=1, le=4096)]
-PromptTokens = Annotated[int, Field(ge=1, le=16_000_000)]
+Concurrency = Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)]
+PromptTokens = Annotated[int, Field(ge=1, le=MAX_PROMPT_TOKENS)]
 OutputTokens = Annotated[int, Field(ge=1, le=1_000_000)]
 Rank = Annotated[int, Field(ge=0, le=65_535)]
 VariantName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=40)]
@@ -97,7 +98,7 @@ Multiples = Annotated[
 class PrefixHit(_Form):
     """A wave whose prompts begin with what is in the prefix cache: the continuation kernels."""
 
-    prefix_tokens: Annotated[int, Field(ge=1, le=16_000_000)] = Field(
+    prefix_tokens: PromptTokens = Field(
         description="Of each prompt so many tokens are sent before, with the same salt. Of them "
         "whole blocks are found in the cache (block_size of the engine)."
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from sidecar.core.grid.cells import Cell, Variant
+from sidecar.core.grid.cells import MAX_CONCURRENCY, MAX_PROMPT_TOKENS, Cell, Variant
 from sidecar.core.learned.hints import Asked, Hint, hint_of
 from sidecar.core.report import Report
 from sidecar.core.watch.escapes import Escape
@@ -16,9 +16,6 @@ MAX_PROPOSALS = 20
 OUTPUT_TOKENS = 16
 DECODE_PROMPT_TOKENS = 16
 """Of requests that are there for their decode steps: what they say is not told, nor how long."""
-
-_MOST_AT_ONCE, _MOST_TOKENS = 4096, 16_000_000
-"""What a shapes file may declare: a log can be made to say anything."""
 
 
 class Sure(StrEnum):
@@ -209,7 +206,8 @@ def _variant(hint: Hint, declared: Iterable[Cell]) -> tuple[Variant, Asked | Non
             return cell.variant, None
     taken = {cell.variant.name for cell in declared}
     if asked.name in taken:
-        asked = replace(asked, name=f"{asked.name}-2")
+        free = next(n for n in range(2, len(taken) + 3) if f"{asked.name}-{n}" not in taken)
+        asked = replace(asked, name=f"{asked.name}-{free}")
     return Variant(asked.name, fields=asked.fields), asked
 
 
@@ -230,9 +228,11 @@ def _makes(cell: Cell, draft: _Draft) -> bool:
 
 
 def _is_sane(cell: Cell, limit: int | None) -> bool:
-    longest = _MOST_TOKENS if limit is None else limit - 1
+    """Whether a shapes file may declare it: a log can be made to say anything."""
+    longest = min(MAX_PROMPT_TOKENS, MAX_PROMPT_TOKENS if limit is None else limit - 1)
     lengths = (cell.prompt_tokens, cell.arriving_tokens or 1)
-    return 1 <= cell.concurrency <= _MOST_AT_ONCE and min(lengths) >= 1 and max(lengths) <= longest
+    is_length = min(lengths) >= 1 and max(lengths) <= longest
+    return is_length and 1 <= cell.concurrency <= MAX_CONCURRENCY
 
 
 def _output_tokens(cell: Cell, limit: int | None) -> int:

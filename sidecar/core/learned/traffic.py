@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sidecar.core.errors import EvidenceMissing
 from sidecar.core.facts import EngineFacts
-from sidecar.core.grid.cells import Cell, Endpoint, Gait
+from sidecar.core.grid.cells import MAX_CONCURRENCY, MAX_PROMPT_TOKENS, Cell, Endpoint, Gait
 from sidecar.core.report import Report
 from sidecar.core.tally import WaveOutcome
 from sidecar.core.wire.histograms import Bucket, Histogram, TrafficPage
@@ -150,9 +150,11 @@ def _levels(buckets: Mapping[str, Bucket], room: int | None) -> tuple[Level, ...
 
 
 def _upper(bucket: Bucket, room: int | None) -> int:
+    """What a shapes file may declare, too: operators and strangers set edges as they like."""
+    limit = MAX_PROMPT_TOKENS if room is None else min(room, MAX_PROMPT_TOKENS)
     if math.isinf(bucket.up_to):
-        return max(1, bucket.above + 1 if room is None else room)
-    return max(1, int(bucket.up_to) if room is None else min(int(bucket.up_to), room))
+        return max(1, min(limit, bucket.above + 1) if room is None else limit)
+    return max(1, min(int(bucket.up_to), limit))
 
 
 def _contexts(
@@ -177,7 +179,7 @@ def _running(samples: Sequence[Mapping[str, float]], limit: int | None) -> tuple
     levels: dict[int, Level] = {}
     for name, share in RUNNING.items() if busy else ():
         value = busy[math.ceil(share * len(busy)) - 1]
-        value = value if limit is None else min(value, limit)
+        value = min(value, MAX_CONCURRENCY, MAX_CONCURRENCY if limit is None else limit)
         names = (*levels[value].names, name) if value in levels else (name,)
         levels[value] = Level(names, value, Bucket(value - 1, value))
     return tuple(levels.values())
