@@ -24,6 +24,7 @@ from sidecar.core.judge.verdict import (
     Opening,
     Standing,
 )
+from sidecar.core.moment import stamp
 from sidecar.core.tally import Totals, WaveRow
 from sidecar.core.watch.boot import BootMark
 from sidecar.core.watch.escapes import MAX_KEPT, Escape
@@ -260,8 +261,7 @@ _MAX_ESCAPES = 20
 
 def _escaped(report: Report) -> str:
     lines = [
-        f"{_stamp(datetime.fromtimestamp(e.at, UTC))} {e.kernel} ({e.backend})"
-        f"{f' in a step of {e.step}' if e.step else ''}"
+        f"{stamp(e.at)} {e.kernel} ({e.backend}){f' in a step of {e.step}' if e.step else ''}"
         for e in report.escapes[-_MAX_ESCAPES:]
     ]
     title = f"compiled while the gate was open, {report.escapes_total} in all, the last of them"

@@ -147,3 +147,7 @@ def test_both_files_are_read_as_they_were_written():
             wave_from_json(text)
     with pytest.raises(ValueError, match=r"."):
         deaths_from_json('[{"cell": "a"}]')
+    for moment in ("1e20", "-1.0", "NaN"):
+        text = deaths_to_json((replace(DEATH, at=1e9),)).replace("1000000000.0", moment)
+        with pytest.raises(ValueError, match="at"):
+            deaths_from_json(text)  # it could not be shown

@@ -26,6 +26,7 @@ from sidecar.core.report import Report, from_json, rows, to_json, to_text
 from sidecar.core.results import Outcome, Result, WaveResult
 from sidecar.core.tally import Totals, WaveOutcome, WaveRow, row_of
 from sidecar.core.watch.boot import BootMark
+from sidecar.core.watch.escapes import Escape
 
 CHAT = Variant("thinking", Endpoint.CHAT, {"chat_template_kwargs": {"thinking": True}})
 COLD = Cell(4, 350, 16, CHAT, gaits=(Gait.LED, Gait.HELD))
@@ -137,6 +138,16 @@ def test_a_text_that_is_no_report_is_said_in_a_sentence(text, said):
     """Garbage, another document or a later format: one ConfigError that says where."""
     with pytest.raises(ConfigError, match=said):
         from_json(text)
+
+
+@pytest.mark.parametrize("moment", ["1e20", "-1.0", "NaN"])
+def test_a_moment_that_no_calendar_has_is_damage(moment):
+    """It is said where the report is read, and nothing stumbles over it later."""
+    escape = Escape(123456789.0, "file:///a", "Triton", "", "k", "", None)
+    text = to_json(replace(REPORT, escapes=(escape,)))
+    assert from_json(text).escapes == (escape,)
+    with pytest.raises(ConfigError, match=r"at escapes.0.at"):
+        from_json(text.replace("123456789.0", moment))
 
 
 def test_the_table_tells_what_the_first_wave_cost():

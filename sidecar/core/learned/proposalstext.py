@@ -7,11 +7,11 @@ everything but plain characters escaped. Values are whole numbers and names of o
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any
 
 from sidecar.core.grid.cells import Cell
 from sidecar.core.learned.proposals import Cause, Proposal, Suggestion, Sure
+from sidecar.core.moment import stamp
 from sidecar.core.report import Report
 
 _MAX_NAME, _MAX_CAUSES, _MAX_ROWS = 80, 5, 20
@@ -122,7 +122,7 @@ def _lines(count: int) -> str:
 
 
 def _when(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"{stamp(moment)} UTC"
 
 
 def to_json(suggestion: Suggestion) -> str:

@@ -8,7 +8,6 @@ away. So it is known after a kill -9 of either.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
 from typing import TypeVar
@@ -20,6 +19,7 @@ from sidecar.core.grid.plan import Plan
 from sidecar.core.judge.failures import EXECUTE_MODEL_TIMEOUT_S
 from sidecar.core.logs.events import Complaint, Trouble
 from sidecar.core.logs.items import Ended
+from sidecar.core.moment import Moment, stamp
 from sidecar.core.watch.boot import BootMark, Sameness, compare
 
 _Read = TypeVar("_Read")
@@ -54,8 +54,7 @@ class InFlight:
 
     cell: str
     gait: Gait
-    at: float
-    """Seconds since 1970, UTC."""
+    at: Moment
     boot: BootMark
     url: str
     model: str | None
@@ -71,7 +70,7 @@ class Death:
 
     cell: str
     gait: Gait
-    at: float
+    at: Moment
     url: str
     model: str | None
     version: str | None
@@ -148,11 +147,10 @@ _ANY_REMEDY = (
 
 def told(death: Death) -> str:
     """Why a cell is held back, and what to do."""
-    when = datetime.fromtimestamp(death.at, UTC).strftime("%Y-%m-%d %H:%M:%S")
     return (
-        f"{death.cell} is held back: the engine died with its wave in flight at {when} UTC "
-        f"({death.cause}); {_REMEDIES.get(death.cause, _ANY_REMEDY)}; then run "
-        "`vllm-warmup state clear`"
+        f"{death.cell} is held back: the engine died with its wave in flight at "
+        f"{stamp(death.at)} UTC ({death.cause}); {_REMEDIES.get(death.cause, _ANY_REMEDY)}; "
+        "then run `vllm-warmup state clear`"
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from sidecar.core.logs.events import Compile, Step
+from sidecar.core.moment import Moment
 
 MAX_KEPT = 200
 MAX_LABELS = 100
@@ -33,8 +34,8 @@ class Batch:
 class Escape:
     """One compile line that users paid for."""
 
-    at: float
-    """When it was read, in seconds since 1970, UTC."""
+    at: Moment
+    """When it was read."""
     source: str
     backend: str
     event: str
