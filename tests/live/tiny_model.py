@@ -2,7 +2,7 @@
 
 Runs in vLLM's own Python, whose torch, safetensors and tokenizers it uses. Seeded: the same
 arguments give the same weights. The tokenizer is a byte-level BPE, as Qwen's is, learned from this
-project's license; the chat template knows `enable_thinking`.
+project's license; the chat template knows `enable_thinking` and tools.
 """
 
 import argparse
@@ -19,6 +19,7 @@ END_OF_TEXT, END_OF_TURN = 0, 2
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 2, 128, 256, 4, 2, 64
 EXPERTS, EXPERTS_PER_TOKEN = 8, 2
 TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% if message.content is string %}{{ message.content }}"
     "{% else %}{{ message.content | map(attribute='text') | join }}{% endif %}<|im_end|>\n"

@@ -81,8 +81,8 @@ _PIECES: Mapping[Profile, Mapping[str, Any]] = {
             },
         },
         "cells": [
-            _cell(1, 517, 16, "agents-tools"),
-            _cell(4, 517, 16, "agents-tools"),
+            _cell(1, 1033, 16, "agents-tools"),
+            _cell(4, 1033, 16, "agents-tools"),
             _cell(1, 517, 16, "agents-json"),
             _cell(4, 517, 16, "agents-json"),
             _cell(8, 517, 32, "agents-json"),
