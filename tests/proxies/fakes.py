@@ -14,7 +14,14 @@ LIMIT_S = 30.0
 class Fake:
     """Engine and gate at one address: `/ready` and POST."""
 
-    def __init__(self, *, ready: bool = True, gate_takes_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        ready: bool = True,
+        gate_takes_s: float = 0.0,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
         self.ready = ready
         self.gate_takes_s = gate_takes_s
         self.breaks_off = False
@@ -24,6 +31,8 @@ class Fake:
         self.go_on.set()
         self.posts: list[str] = []
         """Paths of what came."""
+        self.bodies: list[int] = []
+        """Their lengths."""
         self.origins: list[str] = []
         """Of each request, the address and port that its connection came from."""
         fake = self
@@ -40,7 +49,7 @@ class Fake:
                 self.end_headers()
 
             def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
+                fake.bodies.append(len(self.rfile.read(int(self.headers["Content-Length"]))))
                 fake.posts.append(self.path)
                 fake.origins.append("{}:{}".format(*self.client_address[:2]))
                 self.close_connection = self.close_connection or fake.breaks_off
@@ -59,13 +68,17 @@ class Fake:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer((host, port), Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self._server.server_port}"
+        return "{}:{}".format(*self._server.server_address[:2])
+
+    @property
+    def port(self) -> int:
+        return self._server.server_port
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -42,7 +42,7 @@ def shared_port() -> int:
 class Engine:
     """`vllm-warmup sim`, cold in two ways for `cold_s` each; a life's log is its own file."""
 
-    def __init__(self, folder: Path, *, host: str = "127.0.0.1", cold_s: float = 2.0) -> None:
+    def __init__(self, folder: Path, *, host: str = "127.0.0.1", cold_s: float) -> None:
         self.address = f"{host}:{shared_port()}"
         self.lives = 0
         self._folder = folder
@@ -100,7 +100,7 @@ class Node:
     """One machine: an engine and its sidecar."""
 
     def __init__(
-        self, folder: Path, *, host: str = "127.0.0.1", port: int | None = None, cold_s: float = 2.0
+        self, folder: Path, *, host: str = "127.0.0.1", port: int | None = None, cold_s: float
     ) -> None:
         folder.mkdir(exist_ok=True)
         port = port or shared_port()

@@ -164,7 +164,7 @@ def test_request_that_may_have_run_is_sent_once(name: str, tmp_path: Path) -> No
         assert len(first.posts) + len(second.posts) == 1
 
 
-# Caddy asks both gates at one port, which these fakes don't have.
+# Caddy: below, for it asks both gates at one port.
 @pytest.mark.parametrize("name", [HAPROXY, NGINX], indirect=True)
 def test_request_that_reached_nobody_goes_to_the_next(name: str, tmp_path: Path) -> None:
     """An engine that refuses connections while its gate is open costs no user an answer."""
@@ -175,6 +175,18 @@ def test_request_that_reached_nobody_goes_to_the_next(name: str, tmp_path: Path)
             for _ in range(6):
                 assert post(proxy.url).status_code == 200
         assert len(alive.posts) == 6
+
+
+@pytest.mark.parametrize("name", [CADDY], indirect=True)
+def test_caddy_takes_the_next_where_nobody_was_reached(name: str, tmp_path: Path) -> None:
+    """The same with Caddy, for two engines at two addresses: the prompt arrives whole."""
+    with Fake() as gate, Fake(host="127.0.0.2", port=gate.port) as alive:
+        # the gate's address has no engine at this port, the other one's is both
+        gone = Backend(f"127.0.0.1:{free_port()}", gate.address)
+        with Proxy(name, tmp_path, (gone, Backend(alive.address, alive.address))) as proxy:
+            for _ in range(6):
+                assert post(proxy.url).status_code == 200
+        assert alive.bodies == [len(BODY)] * 6
 
 
 @pytest.mark.parametrize(

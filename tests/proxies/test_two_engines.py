@@ -32,7 +32,7 @@ def pair(proxies: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("pair")
     port = shared_port()
     with (
-        Node(folder / "one", host="127.0.0.1", port=port, cold_s=0.8) as one,
+        Node(folder / "one", port=port, cold_s=0.8) as one,
         Node(folder / "two", host="127.0.0.2", port=port, cold_s=0.8) as two,
     ):
         for node in (one, two):
