@@ -43,7 +43,7 @@ format: .venv/ready ## let ruff format and mend what it can
 schema: .venv/ready ## write shapes/schema.json anew
 	$(BIN)/vllm-warmup shapes schema > shapes/schema.json.new && mv shapes/schema.json.new shapes/schema.json
 
-vllm: ## a real vLLM (two versions, 2.3 GB) and tiny models, for the demo and the live tests
+vllm: ## a real vLLM (two versions, 2.5 GB) and tiny models, for the demo and the live tests
 	@$(PYTHON) tests/live/install.py
 
 bench: .venv/ready ## the figures of benchmarks/README.md
