@@ -41,8 +41,9 @@ def parse_engines(text: str) -> tuple[EngineAddress, ...]:
 
 
 def checked_engines(text: str) -> str:
-    """The text as it was, if it names servers or nothing. Raises ValueError."""
-    parse_engines(text)
+    """The text as it was, if it names servers or is empty. Raises ValueError."""
+    if text and not parse_engines(text):
+        raise ValueError("it names no server; write name=http://host:port, or unset it")
     return text
 
 

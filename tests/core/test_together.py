@@ -9,7 +9,7 @@ from sidecar.core.errors import ExitCode
 from sidecar.core.judge.passes import Progress
 from sidecar.core.results import Outcome
 from sidecar.core.tally import Totals, WaveOutcome
-from sidecar.core.urls import MAX_ENGINES, EngineAddress, parse_engines
+from sidecar.core.urls import MAX_ENGINES, EngineAddress, checked_engines, parse_engines
 from sidecar.core.watch.gate import Snapshot, State
 from sidecar.core.watch.together import together
 
@@ -53,6 +53,14 @@ def test_every_reason_says_whose_it_is():
     assert whole.exit_code == 3
 
 
+def test_an_open_gate_gives_no_reason_why_the_whole_is_shut():
+    """What is not proven of it is told once all are open."""
+    unproven = replace(READY, proven=False, reasons=("batch not shown",))
+    shut = replace(OTHER, state=State.WAITING, reasons=("gone",))
+    assert together({"a": unproven, "b": shut}).reasons == ("b: gone",)
+    assert together({"a": unproven, "b": OTHER}).reasons == ("a: batch not shown",)
+
+
 def test_progress_and_totals_add_up():
     """The slowest says how long it takes, and where it can't, nobody does."""
     progress = Progress(passes=2, cells_done=3, cells_total=5, waves_left=4)
@@ -83,6 +91,7 @@ def test_engines_are_named_or_called_by_their_address():
         ("../x=http://h", "the scheme"),
         ("a b=http://h", "no scheme"),
         ("é=http://h", "is no name"),
+        (" , ", "names no server"),
         ("http://[::1]:9", "is no name"),
         ("a=http://u:p@h", "credentials"),
         (" ".join(f"http://h:{n}" for n in range(1, MAX_ENGINES + 2)), "64 are the most"),
@@ -91,4 +100,4 @@ def test_engines_are_named_or_called_by_their_address():
 def test_what_names_no_engines_gets_a_sentence(text, sentence):
     """Names stand in paths and labels; each server is there once."""
     with pytest.raises(ValueError, match=sentence):
-        parse_engines(text)
+        checked_engines(text)

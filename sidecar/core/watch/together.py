@@ -14,13 +14,17 @@ def together(parts: Mapping[str, Snapshot]) -> Snapshot:
     """One snapshot of several engines by name; reasons and warnings say whose they are."""
     each = tuple(parts.values())
     state = next(one for one in _WORST if any(part.state is one for part in each))
+    # Reasons of an open gate say what is not proven: no reason why the whole is shut.
+    telling = parts
+    if state is not State.READY:
+        telling = {name: part for name, part in parts.items() if not part.is_ready}
     return Snapshot(
         url=", ".join(part.url for part in each),
         state=state,
         since=max(part.since for part in each if part.state is state),
         proven=all(part.proven for part in each),
         adopted=all(part.adopted for part in each),
-        reasons=_named(parts, lambda part: part.reasons),
+        reasons=_named(telling, lambda part: part.reasons),
         warnings=_named(parts, lambda part: part.warnings),
         exit_code=next((part.exit_code for part in each if part.exit_code), None),
         progress=_progress(part.progress for part in each),
