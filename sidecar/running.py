@@ -16,7 +16,7 @@ from sidecar.core.policy import Rhythm
 from sidecar.core.report import Report
 from sidecar.core.watch.gate import Snapshot, State
 from sidecar.settings import Settings
-from sidecar.wiring import Fleet, build
+from sidecar.wiring import build
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ class Outcome:
     reasons: tuple[str, ...]
     reports: Mapping[str, Report]
     """By engine; none of one whose warm-up came to no verdict."""
+    adopted: tuple[str, ...] = ()
+    """Of several, those that were found warm by a verdict that was kept."""
 
     @property
     def report(self) -> Report | None:
@@ -110,15 +112,17 @@ async def once(
 ) -> Outcome:
     """Warm the engine, or each of several, and end. `show` is given each snapshot.
 
-    Ends with the first verdict on each, at the start deadline, or at a signal (128 + its number).
-    The ready file, where one is set, stays behind what was found warm. Raises ConfigError.
+    Ends when there has been a verdict on each (while others are still warmed, one that failed is
+    tried again), at the start deadline, or at a signal (128 + its number). The ready file, where
+    one is set, stays behind what was found warm. Raises ConfigError.
     """
     ended = anyio.Event()
+    verdicts = Verdicts()
 
     def on_change(snapshot: Snapshot) -> None:
         if show is not None:
             show(snapshot)
-        if all(map(_is_settled, snapshot.parts.values() or (snapshot,))):
+        if verdicts.hear(snapshot):
             ended.set()
 
     fleet = await to_thread.run_sync(
@@ -152,25 +156,45 @@ async def once(
     if stopped_by:
         name = signal.Signals(stopped_by[0]).name
         return Outcome(128 + stopped_by[0], (f"ended by {name}",), reports)
-    return _outcome(fleet, reports)
+    return verdicts.outcome(fleet.snapshot, reports)
 
 
-def _is_settled(snapshot: Snapshot) -> bool:
-    is_decided = snapshot.state in (State.READY, State.FAILED)
-    return is_decided or snapshot.totals.boots > MAX_BOOTS_ONCE
+class Verdicts:
+    """The last verdict on each engine: one that failed may be warmed anew when the others end."""
+
+    def __init__(self) -> None:
+        self._failed: dict[str, Snapshot] = {}
+
+    def hear(self, snapshot: Snapshot) -> bool:
+        """Take the next snapshot. Whether there is a verdict on each engine."""
+        for name, part in _each(snapshot).items():
+            if part.state is State.FAILED:
+                self._failed[name] = part
+            elif part.is_ready:
+                self._failed.pop(name, None)
+        return all(
+            name in self._failed or part.is_ready or part.totals.boots > MAX_BOOTS_ONCE
+            for name, part in _each(snapshot).items()
+        )
+
+    def outcome(self, snapshot: Snapshot, reports: Mapping[str, Report]) -> Outcome:
+        """What it comes to, now that it has ended with this snapshot."""
+        adopted = tuple(name for name, part in snapshot.parts.items() if part.adopted)
+        if snapshot.is_ready:
+            return Outcome(ExitCode.WARM, snapshot.reasons, reports, adopted)
+        codes, reasons = [], []
+        for name, part in _each(snapshot).items():
+            if part.is_ready:
+                continue
+            last = self._failed.get(name, part)
+            codes.append(last.exit_code or ExitCode.ENGINE_UNAVAILABLE)
+            told = last.reasons
+            if last.exit_code is None and last.totals.boots > MAX_BOOTS_ONCE:
+                told += (f"the engine was lost {MAX_BOOTS_ONCE} times while it was warmed",)
+            reasons += [f"{name}: {reason}" if name else reason for reason in told]
+        return Outcome(min(codes), tuple(reasons), reports, adopted)
 
 
-def _outcome(fleet: Fleet, reports: Mapping[str, Report]) -> Outcome:
-    snapshot = fleet.snapshot
-    if snapshot.is_ready:
-        return Outcome(ExitCode.WARM, snapshot.reasons, reports)
-    reasons = snapshot.reasons
-    codes = []
-    for name, part in (snapshot.parts or {"": snapshot}).items():
-        if part.is_ready:
-            continue
-        codes.append(part.exit_code or ExitCode.ENGINE_UNAVAILABLE)
-        if part.exit_code is None:
-            lost = f"the engine was lost {MAX_BOOTS_ONCE} times while it was warmed"
-            reasons = (*reasons, f"{name}: {lost}" if name else lost)
-    return Outcome(min(codes), reasons, reports)
+def _each(snapshot: Snapshot) -> Mapping[str, Snapshot]:
+    """By name; the one engine of a sidecar has none."""
+    return snapshot.parts or {"": snapshot}

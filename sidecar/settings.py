@@ -146,6 +146,12 @@ class Settings(BaseSettings):
         """The one engine, or all of several."""
         return parse_engines(self.engine_urls) or (EngineAddress("engine", self.engine_url),)
 
+    @property
+    def has_names(self) -> bool:
+        """Whether engines are shown, kept and asked for by name: also where the list has but one
+        just now, so that nothing else changes when it gets a second."""
+        return bool(self.engine_urls)
+
     @classmethod
     def settings_customise_sources(
         cls,

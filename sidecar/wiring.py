@@ -18,7 +18,7 @@ from sidecar.attempt import Replay
 from sidecar.core.errors import ConfigError
 from sidecar.core.grid.plan import Plan, expand
 from sidecar.core.grid.shapes import OnEscape, OnUnproven, Shapes
-from sidecar.core.logs.source import SourceSpec, SyslogSpec, parse_sources
+from sidecar.core.logs.source import ENGINE, SourceSpec, SyslogSpec, parse_sources
 from sidecar.core.policy import Policy, Rhythm
 from sidecar.core.urls import EngineAddress
 from sidecar.core.watch.gate import Snapshot
@@ -61,12 +61,14 @@ class Fleet:
     """All engines of one sidecar, by name: mostly one."""
 
     members: Mapping[str, Parts]
+    has_names: bool = False
+    """False: there is one engine, and it is shown as itself."""
 
     @property
     def snapshot(self) -> Snapshot:
         """Of the one engine, or of all as one."""
         each = {name: parts.snapshot for name, parts in self.members.items()}
-        return together(each) if len(each) > 1 else next(iter(each.values()))
+        return together(each) if self.has_names else next(iter(each.values()))
 
     async def run(self) -> None:
         """Every conductor, and the reading of every log, until cancelled."""
@@ -104,9 +106,8 @@ def build(
     `on_change` hears of every change of any engine, as the fleet shows it.
     """
     engines = settings.engines
-    several = len(engines) > 1
     members: dict[str, Parts] = {}
-    fleet = Fleet(members)
+    fleet = Fleet(members, settings.has_names)
     ready_file = None if settings.ready_file is None else ReadyFile(settings.ready_file)
     shares = shared(ready_file, len(engines)) if ready_file is not None else None
 
@@ -119,7 +120,6 @@ def build(
             settings,
             shapes,
             address,
-            several=several,
             ready_file=None if shares is None else next(shares),
             on_change=tell,
             rhythm=rhythm,
@@ -132,14 +132,14 @@ def _build(
     shapes: Shapes,
     address: EngineAddress,
     *,
-    several: bool,
     ready_file: "ReadyFile | Share | None",
     on_change: Callable[[Snapshot], None],
     rhythm: Rhythm | None,
 ) -> Parts:
     key = settings.api_key
     ca_file = settings.tls_ca_file
-    store, warnings = _store(settings, address.name if several else None)
+    name = address.name if settings.has_names else None
+    store, warnings = _store(settings, name)
     engine = Engine(
         address.url,
         api_key=None if key is None else key.get_secret_value(),
@@ -162,7 +162,7 @@ def _build(
         sleep_keeps_verdict=settings.sleep_keeps_verdict,
         rewarm_on_escape=shapes.on_escape is OnEscape.REWARM,
     )
-    evidence = _evidence(settings, address.name if several else None)
+    evidence = _evidence(settings, name)
     conductor = Conductor(
         policy,
         engine=engine if evidence is None else _logged(engine, evidence),
@@ -198,7 +198,7 @@ def _store(settings: Settings, of: str | None) -> tuple[StateDir | None, tuple[s
 
 
 def _evidence(settings: Settings, of: str | None) -> "Evidence | None":
-    specs = _sources(settings.log, of)
+    specs = _sources(settings, of)
     if not specs:
         if settings.require_evidence == "log":
             raise ConfigError(
@@ -212,17 +212,29 @@ def _evidence(settings: Settings, of: str | None) -> "Evidence | None":
     return Evidence([(str(spec), open_source(spec)) for spec in specs], prefix=settings.log_prefix)
 
 
-def _sources(text: str, of: str | None) -> tuple[SourceSpec, ...]:
-    """The places of one engine's log; with several, `{engine}` in them is its name. A file or a
-    container can be read for each: the fences tell whose log it is. A port can't."""
-    if of is None:
-        return parse_sources(text)
-    specs = parse_sources(text.replace("{engine}", of))
+def _sources(settings: Settings, of: str | None) -> tuple[SourceSpec, ...]:
+    """The places of one engine's log; `{engine}` in them is its name. Raises ConfigError.
+
+    A file or a container can be read for several engines: the fences tell whose log it is. A port
+    can't."""
+    text = settings.log
+    if of is None and ENGINE in text:
+        raise ConfigError(
+            f"WARMUP_LOG: {ENGINE} stands for a name in WARMUP_ENGINE_URLS, which is not set; "
+            "write the place itself"
+        )
+    other = next((one.name for one in settings.engines if one.name != of), None)
+    try:
+        specs = parse_sources(text.replace(ENGINE, of or ""))
+        shared = () if other is None else parse_sources(text.replace(ENGINE, other))
+    except ValueError as problem:
+        raise ConfigError(f"WARMUP_LOG, for the engine {of}: {problem}") from None
     for spec in specs:
-        if isinstance(spec, SyslogSpec) and "{engine}" not in text:
+        if isinstance(spec, SyslogSpec) and spec in shared:
             raise ConfigError(
                 f"WARMUP_LOG: {spec} can't be the log of several engines; give each its own with "
-                "syslog+unix:///path/{engine}.sock, or docker:///{engine}, or file:///path/{engine}"
+                f"syslog+unix:///path/{ENGINE}.sock, or docker:///{ENGINE}, or "
+                f"file:///path/{ENGINE}"
             )
     return specs
 

@@ -18,6 +18,10 @@ from sidecar.core.watch.gate import Snapshot, State
 
 if TYPE_CHECKING:
     from sidecar.core.report import Report
+    from sidecar.running import Outcome
+    from sidecar.settings import Settings
+
+_ADOPTED = "adopted: warm since the run that is reported, nothing was sent"
 
 _BY_SIGNAL = 128
 """Above it an exit status names the signal that ended the process."""
@@ -56,8 +60,8 @@ def once(options: argparse.Namespace) -> int:
         finally:
             if outcome is None or outcome.exit_code <= _BY_SIGNAL:
                 runner.close()
-    if len(settings.engines) > 1:
-        _print_each(outcome.reports, as_json=options.json)
+    if settings.has_names:
+        _print_each(_with_kept(settings, outcome), as_json=options.json)
     elif outcome.report is not None:
         print(
             report.to_json(outcome.report, indent=2)
@@ -86,11 +90,27 @@ def _print_each(reports: "Mapping[str, Report]", *, as_json: bool) -> None:
         print(f"== {name}\n{report.to_text(one)}\n")
 
 
+def _with_kept(settings: "Settings", outcome: "Outcome") -> "Mapping[str, Report]":
+    """A report of each, in their order; of an engine that was found warm by a verdict that is
+    kept, that of its warm-up."""
+    from sidecar.adapters.statefiles import last_report
+
+    each = dict(outcome.reports)
+    for name in outcome.adopted:
+        assert settings.state_dir is not None  # it was kept there
+        print(f"{name}: {_ADOPTED}", file=sys.stderr)
+        try:
+            each[name] = last_report(settings.state_dir / name)
+        except ConfigError as missing:  # a verdict without its report is as warm
+            print(f"vllm-warmup: {missing}", file=sys.stderr)
+    return {engine.name: each[engine.name] for engine in settings.engines if engine.name in each}
+
+
 def _print_adopted(options: argparse.Namespace) -> None:
     """The engine was found warm by a verdict that is kept: the report is that of its warm-up."""
     from sidecar.cli import files
 
-    print("adopted: warm since the run that is reported, nothing was sent", file=sys.stderr)
+    print(_ADOPTED, file=sys.stderr)
     try:
         files.print_last(options)
     except ConfigError as missing:  # a verdict without its report is as warm

@@ -21,11 +21,12 @@ def state_folder(options: argparse.Namespace) -> Path:
     if settings.state_dir is None:
         raise ConfigError("no state folder is set; give --state-dir or WARMUP_STATE_DIR")
     named: str | None = getattr(options, "engine", None)
-    names = [engine.name for engine in settings.engines] if settings.engine_urls else []
-    if named is None and len(names) < 2:
+    names = [engine.name for engine in settings.engines] if settings.has_names else []
+    if named is None and not names:
         return settings.state_dir
+    named = names[0] if named is None and len(names) == 1 else named
     if named is None or named not in names:
         what = "give --engine" if named is None else f"there is no engine {named!a}"
         known = ", ".join(names) or "one engine alone"
         raise ConfigError(f"{what}; by WARMUP_ENGINE_URLS this sidecar warms {known}")
-    return settings.state_dir / named if len(names) > 1 else settings.state_dir
+    return settings.state_dir / named

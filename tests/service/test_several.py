@@ -1,5 +1,7 @@
 """One sidecar for several servers, one of each data-parallel rank: open when all are warm."""
 
+import json
+from dataclasses import replace
 from functools import partial
 
 import anyio
@@ -10,6 +12,8 @@ from sidecar import running as program
 from sidecar import wiring
 from sidecar.core.errors import ConfigError, ExitCode
 from sidecar.core.grid.shapes import parse
+from sidecar.core.watch.gate import Snapshot, State
+from sidecar.core.watch.together import together
 from sidecar.settings import Settings
 from sidecar.simulator.faults import Knobs
 from sidecar.simulator.server import simulator
@@ -121,14 +125,87 @@ async def test_once_waits_for_all_and_ends_by_the_worst(tmp_path):
     assert outcome.reasons[0].startswith("b: ")
 
 
-def test_one_port_can_t_be_the_log_of_two():
-    """A place with {engine} in it is each one's own."""
-    two = "a=http://h:1 b=http://h:2"
-    with pytest.raises(ConfigError, match="can't be the log of several engines"):
-        wiring.build(
-            Settings(engine_urls=two, log="syslog+udp://127.0.0.1:5514"), parse(SHAPES, "s")
-        )
-    settings = Settings(engine_urls=two, log="file:///logs/{engine}.log")
-    members = wiring.build(settings, parse(SHAPES, "s")).members
-    sources = [state.source for m in members.values() for state in m.snapshot.logs]
-    assert sources == ["file:///logs/a.log", "file:///logs/b.log"]
+def test_a_verdict_once_given_ends_it_while_that_engine_is_tried_again():
+    """The first verdict on each decides, unless a better one came before the end."""
+    bad = Snapshot("u", State.FAILED, 0.0, reasons=("cold",), exit_code=ExitCode.NOT_CONVERGED)
+    again, late = (
+        replace(bad, state=State.WARMING, reasons=(), exit_code=None),
+        Snapshot("v", State.WAITING, 0.0),
+    )
+    ready = Snapshot("v", State.READY, 0.0)
+    verdicts = program.Verdicts()
+    assert not verdicts.hear(together({"a": bad, "b": late}))
+    assert not verdicts.hear(together({"a": again, "b": late}))
+    end = together({"a": again, "b": ready})
+    assert verdicts.hear(end)
+    outcome = verdicts.outcome(end, {})
+    assert (outcome.exit_code, outcome.reasons) == (ExitCode.NOT_CONVERGED, ("a: cold",))
+    assert verdicts.hear(together({"a": ready, "b": ready}))
+    assert not verdicts.hear(together({"a": late, "b": ready}))
+
+
+async def test_once_reports_what_was_adopted_too(tmp_path):
+    """A second run sends nothing, and prints the reports of the first in the engines' order."""
+    async with simulator(WARM) as one, simulator(WARM) as two:
+        shapes = tmp_path / "s.yaml"
+        shapes.write_text(SHAPES)
+        more = {
+            "WARMUP_ENGINE_URLS": urls(b=two, a=one),
+            "WARMUP_STATE_DIR": str(tmp_path / "state"),
+            "WARMUP_SHAPES": str(shapes),
+        }
+        run = partial(vllm_warmup, "once", "--json", **more)
+        first, second = await to_thread.run_sync(run), await to_thread.run_sync(run)
+    assert (first.code, second.code) == (0, 0), second.err
+    assert list(json.loads(second.out)["engines"]) == ["b", "a"]
+    assert json.loads(second.out) == json.loads(first.out)
+    assert "a: adopted" in second.err
+
+
+async def test_a_list_of_one_is_named_as_a_longer_one_is(tmp_path):
+    """Its page, its folder and its log don't move when a second server comes."""
+    log = tmp_path / "a.log"
+    log.touch()
+    more = {"state_dir": tmp_path / "state", "log": f"file://{tmp_path}/{{engine}}.log"}
+    async with (
+        simulator(WARM) as one,
+        serving(one.url, engine_urls=urls(a=one), **more) as sidecar,
+    ):
+        await sidecar.until_ready()
+        assert (await sidecar.client.get("/ready/a")).status_code == 200
+        status = (await sidecar.client.get("/status")).json()
+    assert list(status["of_engines"]) == ["a"]
+    assert [log["source"] for log in status["of_engines"]["a"]["logs"]] == [f"file://{log}"]
+    assert (tmp_path / "state" / "a" / "verdict.json").is_file()
+    more = {"WARMUP_ENGINE_URLS": urls(a=one), "WARMUP_STATE_DIR": str(tmp_path / "state")}
+    told = await to_thread.run_sync(partial(vllm_warmup, "report", **more))
+    assert one.url in told.out, told.err
+
+
+def built(log, **engines):
+    return wiring.build(Settings(log=log, **engines), parse(SHAPES, "s")).members
+
+
+TWO = "a=http://h:1 b=http://h:2"
+
+
+@pytest.mark.parametrize(
+    ("log", "engines", "sentence"),
+    [
+        ("syslog+udp://127.0.0.1:5514", TWO, "can't be the log of several engines"),
+        ("file:///{engine} syslog+udp://127.0.0.1:5514", TWO, "can't be the log of several"),
+        ("docker:///{engine}", "", "which is not set"),
+        (f"syslog+unix:///{'d' * 80}/{{engine}}", f"{'a' * 60}=http://h:1", "the path of"),
+    ],
+)
+def test_a_log_that_can_t_be_each_one_s_gets_a_sentence(log, engines, sentence):
+    """A port is one engine's, and a name has to give a place that can be."""
+    with pytest.raises(ConfigError, match=sentence):
+        built(log, engine_urls=engines)
+
+
+@pytest.mark.parametrize("log", ["file:///logs/{engine}", "docker:///{engine}"])
+def test_a_place_with_engine_in_it_is_each_one_s_own(log):
+    """It stands for the name."""
+    sources = [s.source for m in built(log, engine_urls=TWO).values() for s in m.snapshot.logs]
+    assert sources == [log.format(engine="a"), log.format(engine="b")]

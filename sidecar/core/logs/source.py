@@ -10,6 +10,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 DOCKER_SOCKET = "/var/run/docker.sock"
 MAX_SOURCES = 16
+ENGINE = "{engine}"
+"""In a place: the name of each of several engines."""
 _MAX_SOCKET_PATH_BYTES = 107
 """Linux, unix(7): sun_path has 108 bytes with the closing zero."""
 _BETWEEN = re.compile(r"[\s,]+(?=[a-z][a-z+]*:|none\b)")
@@ -110,7 +112,7 @@ def parse_sources(text: str) -> tuple[SourceSpec, ...]:
 
 def checked_sources(text: str) -> str:
     """The text as it is. Raises ValueError with one sentence where it names no sources."""
-    parse_sources(text)
+    parse_sources(text.replace(ENGINE, "engine"))
     return text
 
 
