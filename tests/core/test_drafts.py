@@ -155,7 +155,7 @@ def test_a_wave_that_decoded_otherwise_leaves_it_unknown(second: dict[str, float
     ]
     verdict = judged(FOUR, *waves)
     assert (verdict.call, verdict.standing) == (Call.UNKNOWN, Standing.UNPROVEN)
-    assert "new sequence of batches" in verdict.reasons[0]
+    assert "differ in the drafts that were made or accepted" in verdict.reasons[0]
 
 
 def test_chance_drafts_prove_nothing_for_several_requests() -> None:
@@ -176,3 +176,12 @@ def test_rejected_drafts_of_one_request_are_proven_by_quiet_waves() -> None:
         judged(REJECTED, led(REJECTED, delta=delta), led(REJECTED, delta=delta)).call is Call.WARM
     )
     assert replace(REJECTED, role=Role.HEAVIEST).id.endswith("-heaviest-rejected")
+
+
+def test_waves_that_show_no_batch_say_nothing_of_drafts() -> None:
+    """What can't be known of them is their batch."""
+    none = {"drafts": 32, "draft_tokens": 64, "accepted_tokens": 0}
+    wave = held(FOUR, split=1, delta=counters(FOUR, 2048, **none))
+    reasons = " ".join(judged(FOUR, *[wave] * 6).reasons)
+    assert "batch not shown" in reasons
+    assert "drafts" not in reasons

@@ -118,10 +118,7 @@ def _unknown(cell: Cell, tracks: Sequence[Track], grid: Grid) -> tuple[str, ...]
     if facts.max_num_seqs is not None and cell.requests > facts.max_num_seqs:
         reasons.append(f"concurrency {cell.requests} is above --max-num-seqs {facts.max_num_seqs}")
     if grid.speculates and cell.requests > 1 and not _drafts_repeat(cell, tracks):
-        reasons.append(
-            "accepted drafts make a new sequence of batches in every wave: one that no wave has "
-            "met can't be ruled out"
-        )
+        reasons.append(f"{_differ(cell)}: a batch that no wave has met can't be ruled out")
     for track in tracks:
         reading, gait = track.reading(), track.look.gait
         decodes = max(cell.output_tokens, cell.ramp) > 1 and cell.drafts is not Drafts.REJECTED
@@ -140,11 +137,18 @@ def _unknown(cell: Cell, tracks: Sequence[Track], grid: Grid) -> tuple[str, ...]
     return tuple(reasons)
 
 
+def _differ(cell: Cell) -> str:
+    if cell.drafts is Drafts.REJECTED:
+        return "its waves differ in the drafts that were made or accepted"
+    return "accepted drafts make a new sequence of batches in every wave"
+
+
 def _drafts_repeat(cell: Cell, tracks: Sequence[Track]) -> bool:
-    """Whether a cell of rejected drafts had none accepted in any wave that counts."""
+    """Whether a cell of rejected drafts decoded in the same steps in all waves that count."""
     if cell.drafts is not Drafts.REJECTED:
         return False
-    return all(repeats(cell, (e.wave for e in t.entries if e.counts)) for t in tracks)
+    counting = [[e.wave for e in track.entries if e.counts] for track in tracks]
+    return all(repeats(cell, waves) for waves in counting if waves)
 
 
 def _unknowable(track: Track) -> tuple[str, ...]:
