@@ -16,12 +16,12 @@ help: ## this list
 demo: .venv/ready $(if $(filter vllm,$(ENGINE)),vllm) ## warm an engine and open the gate; ENGINE=vllm: a real one
 	@$(BIN)/python -m benchmarks.demo --engine $(ENGINE)
 
-test: .venv/ready ## every tier: fast, proxies, real vLLM, containers (those that can't run say why)
+test: .venv/ready ## every tier: fast, programs, proxies, real vLLM, containers (those that can't run say why)
 	$(BIN)/pytest
 
 # Three processes even on two cores: half of its time is waiting.
-test-fast: .venv/ready ## the tier without proxies, vLLM and containers, under a minute
-	$(BIN)/pytest -m "not proxies and not live and not containers" -n 3 --dist loadfile
+test-fast: .venv/ready ## the tests without programs, proxies, vLLM and containers, under a minute
+	$(BIN)/pytest -m "not programs and not proxies and not live and not containers" -n 3 --dist loadfile
 
 # The tests of what `core` decides: half a minute, and no process is started.
 DECIDING = tests/core tests/adapters/test_engine.py tests/adapters/test_replay.py \

@@ -12,7 +12,7 @@ from tests.live.vllm import Installation, NotInstalled, VllmServer
 GUARDED = ("adapters", "service")
 """Tiers in which a blocked event loop is a bug of ours: it would falsify every latency."""
 
-TIERS = ("proxies", "live", "containers")
+TIERS = ("programs", "proxies", "live", "containers")
 """In the order in which they run, after all that has no such mark."""
 
 

@@ -21,6 +21,8 @@ import pytest
 from tests.deploy.manifests import BASE, NATIVE, Object, containers, environment, objects, pod
 from tests.live.process import Process, free_port
 
+pytestmark = pytest.mark.programs
+
 KEY = "key-of-the-test"
 
 SIMULATOR = f"""\

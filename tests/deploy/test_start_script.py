@@ -13,6 +13,8 @@ import pytest
 from tests.deploy.manifests import ROOT
 from tests.live.process import Process, free_port
 
+pytestmark = pytest.mark.programs
+
 SCRIPT = ROOT / "deploy" / "scripts" / "start-vllm.sh"
 
 SIMULATOR = f"""\

@@ -19,6 +19,8 @@ from tests.deploy.manifests import tool
 from tests.deploy.units import UNITS, WARMUP, Machine, read
 from tests.live.process import Process, free_port
 
+pytestmark = pytest.mark.programs
+
 SIMULATOR = f"""\
 #!/bin/sh
 exec {sys.executable} -m sidecar sim --port "$SIM_PORT" --time-scale 0.05 --start-delay-s 0.2

@@ -18,7 +18,7 @@ from tests.live.vllm import Installation, VllmServer
 COLD_S = 3.0
 """The first request with logprobs took 9 to 15 s with an empty cache, a warm one 0.03 s."""
 
-# One request at a time, and a second of tolerance: the machine may be busy, and the cold cost is ten.
+# One request at a time, a second of tolerance: the machine may be busy, and the cold cost is ten.
 PLAIN = """
 converge: {floor_s: 1.0}
 grid: {concurrency: [1], prompt_tokens: [64, 350], output_tokens: [8]}

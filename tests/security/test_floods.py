@@ -11,6 +11,8 @@ import pytest
 
 from tests.security.victim import until
 
+pytestmark = pytest.mark.programs
+
 PROBE_S = 10.0
 """For a probe that comes while the attack runs; it took 0.4 s at most on two busy cores, and 1.3 s
 where the kernel's queue was full. Without the bounds it never comes back."""

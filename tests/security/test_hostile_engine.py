@@ -12,6 +12,8 @@ from tests.service.between import relay, reply
 from tests.service.running import WARM
 from tests.service.test_process import started
 
+pytestmark = pytest.mark.programs
+
 MAX_MB = 300
 """Of the whole process; 65 with an honest engine. An answer may have 16 MiB, a page of it is text,
 lines and numbers at once."""

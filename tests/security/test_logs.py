@@ -16,6 +16,8 @@ from tests.live.process import free_port
 from tests.security.test_secrets import everything
 from tests.service.running import SHAPES, WARM, serving
 
+pytestmark = pytest.mark.programs
+
 VERBOSE = replace(WARM, jit_monitor_verbose=True, log_iterations=True, dev_mode=False)
 PROMPT = "my-passport-is-C01X00T47"
 COMPILE = (

@@ -27,6 +27,8 @@ from tests.service.running import SHAPES, WARM, serving
 from tests.service.test_process import started
 from tests.service.test_web import NOTHING
 
+pytestmark = pytest.mark.programs
+
 KEY = "sk-c0ffee-0123456789abcdef"
 ECHO = (f"X-Echo: Bearer {KEY}", f"WWW-Authenticate: Bearer {KEY}")
 

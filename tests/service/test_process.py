@@ -14,6 +14,8 @@ from sidecar.simulator.server import simulator
 from tests.live.process import free_port
 from tests.service.running import PROFILE, SHAPES, WARM
 
+pytestmark = pytest.mark.programs
+
 END_LIMIT_S = 2.0
 """From the signal to the end of the process."""
 
