@@ -206,10 +206,10 @@ class Attempt:
 
     def _estimate_s(self, look: Look, speed: Speed) -> float:
         """Of one wave; those on several ranks go at the same time."""
-        plan, cell = self._boot.plan, look.cell
+        plan = self._boot.plan
         assert plan is not None
-        ranks = 1 if cell.rank is None else len({c.rank for c in plan.cells})
-        return wave_cost(cell, look.gait, plan.plug_tokens, speed).seconds / ranks
+        alone = wave_cost(look.cell, look.gait, plan.plug_tokens, speed)
+        return alone.seconds / len(plan.ranks)
 
 
 def seed_of(nonce: str, attempt: int) -> int:

@@ -16,12 +16,11 @@ from sidecar.core.grid.cells import Cell
 from sidecar.core.grid.cost import (
     WARM_PASSES,
     Basis,
-    Cost,
     PlanCost,
     Speed,
-    cell_cost,
     over_budget,
     plan_cost,
+    planned_cost,
 )
 from sidecar.core.grid.plan import Plan, expand
 from sidecar.settings import Settings
@@ -101,13 +100,9 @@ def _cells(plan: Plan) -> Iterator[Cell]:
         yield plan.heaviest
 
 
-def _cost(plan: Plan, cell: Cell, speed: Speed) -> Cost:
-    return cell_cost(cell, plan.plug_tokens, speed)
-
-
 def _rows(plan: Plan, speed: Speed) -> Iterator[tuple[str, ...]]:
     for cell in _cells(plan):
-        cost = _cost(plan, cell, speed)
+        cost = planned_cost(plan, cell, speed)
         yield (
             cell.id,
             " + ".join(cell.gaits),
@@ -197,7 +192,7 @@ def _as_json(plan: Plan, cost: PlanCost, basis: Basis) -> dict[str, Any]:
             "endpoint": cell.variant.endpoint,
             "fields": dict(cell.variant.fields),
             "gaits": list(cell.gaits),
-            "cost": asdict(_cost(plan, cell, basis.speed)),
+            "cost": asdict(planned_cost(plan, cell, basis.speed)),
         }
 
     return {

@@ -6,8 +6,9 @@ import pytest
 
 from sidecar.core.facts import EngineFacts
 from sidecar.core.grid.cells import Cell, Gait
-from sidecar.core.grid.cost import Basis, Speed, cell_cost, over_budget, plan_cost, wave_cost
-from sidecar.core.grid.plan import Plan
+from sidecar.core.grid.cost import Basis, Speed, over_budget, plan_cost, wave_cost
+from sidecar.core.grid.plan import Plan, expand
+from sidecar.core.grid.shapes import parse
 from sidecar.core.judge.speed import Speedometer
 from sidecar.core.report import basis_of, from_json, to_json, to_text
 from sidecar.core.results import Outcome
@@ -30,12 +31,16 @@ def test_a_wave_costs_all_its_requests_and_computes_what_is_not_in_the_cache():
 
 
 def test_ranks_are_asked_at_the_same_time():
-    """Two ranks take the requests of two and the seconds of one."""
-    one = Cell(1, 500, 10)
-    both = Plan(cells=(replace(one, rank=0), replace(one, rank=1)))
-    cost, alone = plan_cost(both, ROUND).a_pass, cell_cost(one, None, ROUND)
-    assert (cost.waves, cost.requests) == (2, 2)
-    assert cost.seconds == pytest.approx(alone.seconds)
+    """A plan for two ranks counts the requests and tokens of both, and the seconds of one."""
+    shapes = parse("cells: [{concurrency: 2, prompt_tokens: 500}]", "f.yaml")
+    alone, both = (
+        plan_cost(expand(shapes, EngineFacts(model="m", ranks=n)), ROUND) for n in (1, 2)
+    )
+    for one, two in ((alone.a_pass, both.a_pass), (alone.once, both.once)):
+        assert two == one.on_ranks(2)
+        assert (two.requests, two.prompt_tokens) == (2 * one.requests, 2 * one.prompt_tokens)
+        assert two.seconds == one.seconds
+    assert both.total.seconds == alone.total.seconds
 
 
 def test_the_budget_is_judged_by_what_is_known():

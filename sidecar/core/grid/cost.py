@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from sidecar.core.grid.cells import Cell, Gait
+from sidecar.core.grid.cells import Cell, Gait, Role
 from sidecar.core.grid.plan import Plan
 
 WARM_PASSES = 3
@@ -64,7 +64,17 @@ class Cost:
         )
 
     def times(self, count: int) -> "Cost":
-        return sum_costs(self for _ in range(count))
+        return Cost(
+            count * self.waves,
+            count * self.requests,
+            count * self.prompt_tokens,
+            count * self.output_tokens,
+            count * self.seconds,
+        )
+
+    def on_ranks(self, count: int) -> "Cost":
+        """On so many ranks at the same time, which takes no longer than on one."""
+        return replace(self.times(count), seconds=self.seconds)
 
 
 def sum_costs(costs: Iterable[Cost]) -> Cost:
@@ -107,25 +117,18 @@ class PlanCost:
     total: Cost
 
 
+def planned_cost(plan: Plan, cell: Cell, speed: Speed) -> Cost:
+    """Of one cell of the plan, in each gait and on each rank; R1's first and R10 have no plug."""
+    plug_tokens = plan.plug_tokens if cell.role is Role.GRID else None
+    return cell_cost(cell, plug_tokens, speed).on_ranks(len(plan.ranks))
+
+
 def plan_cost(plan: Plan, speed: Speed) -> PlanCost:
     """The cost of a plan with `WARM_PASSES` passes."""
-    a_pass = _together(plan.cells, plan.plug_tokens, speed)
-    once = Cost()
-    for cell in (plan.first, plan.heaviest):
-        once += Cost() if cell is None else cell_cost(cell, None, speed)
+    a_pass = sum_costs(planned_cost(plan, cell, speed) for cell in plan.cells)
+    alone = (cell for cell in (plan.first, plan.heaviest) if cell is not None)
+    once = sum_costs(planned_cost(plan, cell, speed) for cell in alone)
     return PlanCost(a_pass, once, once + a_pass.times(WARM_PASSES))
-
-
-def _together(cells: Iterable[Cell], plug_tokens: int | None, speed: Speed) -> Cost:
-    """A sum in which the same wave on several ranks takes the time of one: they run at once."""
-    total = Cost()
-    seen: set[Cell] = set()
-    for cell in cells:
-        cost = cell_cost(cell, plug_tokens, speed)
-        anywhere = replace(cell, rank=None)
-        total += replace(cost, seconds=0.0) if anywhere in seen else cost
-        seen.add(anywhere)
-    return total
 
 
 def over_budget(plan: Plan, basis: Basis, budget_s: float) -> str | None:
