@@ -67,6 +67,23 @@ def test_a_rank_that_the_engine_lacks_is_refused_before_it_is_asked():
     )
 
 
+def test_cells_on_all_ranks_have_a_limit():
+    """A verdict on more than 4,000 would hold up the probes: declared ones are refused with the
+    remedy, derived ones left out and counted, and a small file may have any rank that there is."""
+    lengths = ", ".join(str(n) for n in range(16, 216))
+    grid = parse(f"grid: {{concurrency: [1, 2], prompt_tokens: [{lengths}]}}", "f.yaml")
+    assert expand(grid, EngineFacts(model="m", ranks=10)).refusal is None
+    assert expand(grid, EngineFacts(model="m", ranks=11)).refusal == (
+        "f.yaml: 400 cells to each of 11 data-parallel ranks are 4400, and the limit is 4000; "
+        "shorten the grid, or name some of the ranks under ranks:"
+    )
+    assert planned("ranks: [7]", 100_000).refusal is None
+    assert "100000" in str(planned("", 100_000).refusal)
+    plan = planned("profiles: [agents]\nspecial: {cudagraph: true}", 1000)
+    assert len(plan.on_each_rank(plan.cells[0])) * len(plan.cells) <= 4000
+    assert any("special cells are left out: no more than 4" in w for w in plan.warnings)
+
+
 def test_a_look_goes_to_every_rank_at_once_and_counts_once_a_pass():
     """R1's prompt and the cells alike; what goes beside another is not sent again."""
     judge = Judge(PLAN, TWO, Converge())

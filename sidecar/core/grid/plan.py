@@ -29,6 +29,10 @@ ARRIVAL_STEPS = 8
 """Decode steps that may pass before a prompt arrives: it is sent when the last of those that decode
 has its first token, and its body has to be taken."""
 
+MAX_ON_RANKS = 4_000
+"""Cells on all ranks together. A verdict on so many takes 0.2 s, and is given after each wave, in
+the process that answers the probes."""
+
 __all__ = ["Plan", "Unfit", "expand"]
 
 
@@ -81,11 +85,13 @@ def expand(shapes: Shapes, facts: EngineFacts) -> Plan:
     unfit: list[Unfit] = []
     derived = found(shapes.derived, shapes.cells, facts, batched_tokens)
     unfit += derived.unfit
-    left = max(0, MAX_CELLS - len(shapes.cells))
+    ranks = _ranks(shapes, facts, warnings)
+    most = min(MAX_CELLS, MAX_ON_RANKS // len(ranks))
+    left = max(0, most - len(shapes.cells))
     if len(derived.cells) > left:
         warnings.append(
-            f"{len(derived.cells) - left} special cells are left out: no more than {MAX_CELLS} "
-            "cells are sent"
+            f"{len(derived.cells) - left} special cells are left out: no more than {most} cells "
+            f"are sent{_on_each_of(ranks)}"
         )
     for number, declared in enumerate((*shapes.cells, *derived.cells[:left])):
         cell = _raised(declared, batched_tokens, draft_tokens, plug_tokens, facts)
@@ -116,10 +122,10 @@ def expand(shapes: Shapes, facts: EngineFacts) -> Plan:
         plug_tokens=plug_tokens,
         batched_tokens=batched_tokens,
         batched_tokens_known=facts.max_num_batched_tokens is not None,
-        ranks=_ranks(shapes, facts, warnings),
+        ranks=ranks,
         warnings=tuple(warnings),
         notes=derived.notes,
-        refusal=_rank_refusal(shapes, facts) or _refusal(shapes, cells, unfit),
+        refusal=_rank_refusal(shapes, facts, ranks) or _refusal(shapes, cells, unfit),
         facts=facts,
     )
 
@@ -138,14 +144,25 @@ def _ranks(shapes: Shapes, facts: EngineFacts, warnings: list[str]) -> tuple[int
     return shapes.ranks
 
 
-def _rank_refusal(shapes: Shapes, facts: EngineFacts) -> str | None:
-    """vLLM refuses a rank that it doesn't have (0.33 v1/engine/input_processor.py)."""
+def _on_each_of(ranks: tuple[int | None, ...]) -> str:
+    return f" to each of {len(ranks)} data-parallel ranks" if len(ranks) > 1 else ""
+
+
+def _rank_refusal(shapes: Shapes, facts: EngineFacts, ranks: tuple[int | None, ...]) -> str | None:
+    """vLLM refuses a rank that it doesn't have (0.33 v1/engine/input_processor.py); and a verdict
+    on too many cells would hold up the probes."""
     highest = max(shapes.ranks or (0,))
-    if facts.ranks is None or highest < facts.ranks:
+    if facts.ranks is not None and highest >= facts.ranks:
+        return (
+            f"{shapes.name}: ranks names {highest}, and the engine has {facts.ranks}, from 0 on"
+            f"{where(facts, 'ranks')}; correct it, or say ranks: all"
+        )
+    count = max(1, len(shapes.cells)) * len(ranks)
+    if count <= MAX_ON_RANKS:
         return None
     return (
-        f"{shapes.name}: ranks names {highest}, and the engine has {facts.ranks}, from 0 on"
-        f"{where(facts, 'ranks')}; correct it, or say ranks: all"
+        f"{shapes.name}: {len(shapes.cells)} cells{_on_each_of(ranks)} are {count}, and the limit "
+        f"is {MAX_ON_RANKS}; shorten the grid, or name some of the ranks under ranks:"
     )
 
 
