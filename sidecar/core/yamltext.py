@@ -34,17 +34,17 @@ class Document:
     value: Any
     lines: dict[Path, int] = field(default_factory=dict)
 
-    def line_of(self, path: Path) -> int:
-        """The line of the value at `path`, or of the nearest one around it.
-
-        Elements of `path` that the text doesn't have (pydantic adds names of union members) are
-        skipped.
-        """
+    def there(self, path: Path) -> Path:
+        """Of a path, what the text has: pydantic adds names of union members, which it doesn't."""
         at: Path = ()
         for element in path:
             if (*at, element) in self.lines:
                 at = (*at, element)
-        return self.lines.get(at, 1)
+        return at
+
+    def line_of(self, path: Path) -> int:
+        """The line of the value at `path`, or of the nearest one around it."""
+        return self.lines.get(self.there(path), 1)
 
 
 def load(text: str, name: str) -> Document:

@@ -28,6 +28,20 @@ BOMB = (
 BAD = [
     # text, what the sentence must say
     ("", "f.yaml: is empty; .*"),
+    ("ranks: 2\n" + CELL, r"f.yaml:1: ranks: must be a list; write \[2\]"),
+    ("cells:\n", "f.yaml:1: cells: has no value; give it one, or remove it"),
+    (
+        "variants: {v: {structured_outputs: {json: 5}}}",
+        "f.yaml:1: variants.v.structured_outputs.json: must be a mapping of names to values, not 5",
+    ),
+    (
+        "variants: {v: {endpoint: chat, tool_choice: {function: {nome: x}}}}",
+        r"f.yaml:1: unknown key .nome. in variants.v.tool_choice.function \(did you mean .name..*",
+    ),
+    (
+        "profiles: [agents]\nvariants: {agents-json: {sampling: n}}\n",
+        "f.yaml:2: agents-json-c4-p517-o16: .* can have one request at a time: .*",
+    ),
     ("# nothing but a comment\n", "f.yaml: is empty; .*"),
     ("[]", "f.yaml:1: the file must be a mapping .* not a list"),
     ("hello", "f.yaml:1: the file must be a mapping .* not a single value"),

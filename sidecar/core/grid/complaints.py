@@ -20,18 +20,18 @@ from sidecar.core.grid.shapesfile import (
 )
 from sidecar.core.grid.variants import (
     RULE,
-    UNNAMED,
     ChatVariant,
     CompletionsVariant,
     Function,
     JsonSchema,
+    NamedFunction,
     NamedTool,
     ResponseFormat,
     StructuredOutputs,
     Tool,
 )
 from sidecar.core.nearest import suggest
-from sidecar.core.yamltext import Document
+from sidecar.core.yamltext import Document, Path
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "grid": Grid,
@@ -62,13 +62,15 @@ def complaint(error: ValidationError, document: Document, name: str) -> str:
     details = error.errors(include_url=False, include_context=True)
     details.sort(key=lambda d: (d["type"] != "extra_forbidden", document.line_of(tuple(d["loc"]))))
     first = details[0]
+    # Each member of a union complains of the same value.
+    faults = {(document.there(d["loc"]), d["type"] == "missing" and d["loc"]) for d in details}
+    more = f" (and {len(faults) - 1} more like this)" if len(faults) > 1 else ""
     line = document.line_of(tuple(first["loc"]))
-    more = f" (and {len(details) - 1} more like this)" if len(details) > 1 else ""
-    return f"{name}:{line}: {_sentence(first)}{more}"
+    return f"{name}:{line}: {_sentence(first, document)}{more}"
 
 
 _SENTENCES = {
-    "union_tag_invalid": "endpoint must be completions or chat, not {tag}",
+    "union_tag_invalid": "endpoint must be completions or chat, not {value}",
     "literal_error": "{value} is not allowed; use {expected}",
     "greater_than_equal": "{value} is out of range; it must be at least {ge}",
     "greater_than": "{value} is out of range; it must be more than {gt}",
@@ -90,54 +92,56 @@ _SENTENCES = {
 """By pydantic's error type, with its context and the offending value."""
 
 
-def _sentence(detail: ErrorDetails) -> str:
-    kind, loc = detail["type"], detail["loc"]
+def _sentence(detail: ErrorDetails, document: Document) -> str:
+    kind, loc, value = detail["type"], detail["loc"], detail["input"]
+    place = _place(document.there(loc))
     if kind == RULE:
-        return f"{_place(loc)}: {detail['msg']}"
+        return f"{place}: {detail['msg']}"
     if kind == "extra_forbidden":
-        return _unknown(loc)
+        return _unknown(loc, _place(document.there(loc[:-1])))
     if kind == "missing":
-        return f'"{loc[-1]}" is missing in {_place(loc[:-1])}; add it'
+        return f'"{loc[-1]}" is missing in {place}; add it'
+    if value is None:
+        return f"{place}: has no value; give it one, or remove it"
     if kind in _SENTENCES:
-        words = {"value": _short(detail["input"])} | detail.get("ctx", {})
-        return f"{_place(loc)}: {_SENTENCES[kind].format(**words)}"
-    return f"{_place(loc)}: {detail['msg'][:1].lower()}{detail['msg'][1:]}; correct it"
+        value = value.get("endpoint") if kind == "union_tag_invalid" else value
+        words = detail.get("ctx", {}) | {"value": _short(value)}
+        return f"{place}: {_SENTENCES[kind].format(**words)}"
+    return f"{place}: {detail['msg'][:1].lower()}{detail['msg'][1:]}; correct it"
 
 
-def _unknown(loc: tuple[str | int, ...]) -> str:
+def _unknown(loc: tuple[str | int, ...], place: str) -> str:
     key = str(loc[-1])
     section = next((e for e in reversed(loc[:-1]) if isinstance(e, str) and e in _SECTIONS), "")
     in_variant = section in ("completions", "chat")
     if in_variant and key in OWNED:
-        return f'{_place(loc[:-1])}: "{key}" is not for a variant to set: {OWNED[key]}; remove it'
+        return f'{place}: "{key}" is not for a variant to set: {OWNED[key]}; remove it'
     if in_variant and key in RENAMED:
-        return (
-            f'{_place(loc[:-1])}: vLLM has no field "{key}" any more, or not here; '
-            f"write {RENAMED[key]}"
-        )
+        return f'{place}: vLLM has no field "{key}" any more, or not here; write {RENAMED[key]}'
     model = _SECTIONS.get(section, ShapesForm)
+    if section == "function" and "tool_choice" in loc:
+        model = NamedFunction
     known = [field.alias or name for name, field in model.model_fields.items()]
     if section == "completions" and key in ChatVariant.model_fields:
-        return f'{_place(loc[:-1])}: "{key}" is for chat only; add endpoint: chat'
+        return f'{place}: "{key}" is for chat only; add endpoint: chat'
     return (
-        f"unknown key {_short(key)} in {_place(loc[:-1])}"
+        f"unknown key {_short(key)} in {place}"
         f"{suggest(key, known) or '; it takes ' + ', '.join(known)}"
     )
 
 
-def _place(loc: tuple[str | int, ...]) -> str:
-    """`grid.concurrency[2]`, without the names that pydantic gives to members of unions."""
-    parts = [part for part in loc if not str(part).startswith(UNNAMED)]
-    if len(parts) > 2 and parts[0] == "variants":
-        del parts[2]
+def _place(path: Path) -> str:
+    """`grid.concurrency[2]`."""
     text = ""
-    for part in parts:
+    for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text or "the file"
 
 
 def _short(value: Any) -> str:
     """As it would stand in the file, cut."""
+    if value is None:
+        return "nothing"
     if isinstance(value, str):
         text = f'"{value}"'
     else:

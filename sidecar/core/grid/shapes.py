@@ -128,7 +128,7 @@ class _Reader:
             raise self._error((), 'declares nothing to warm; add "grid", "cells" or "profiles"')
         form, budget = self.form.heaviest, self.form.budget
         heaviest = self._heaviest(form, variants) if form else None
-        for cell in (*cells, *((heaviest,) if heaviest else ())):
+        for cell in (*cells, *derived.profiled, *((heaviest,) if heaviest else ())):
             why = refused(cell)
             if why is not None:
                 raise self._error(("variants", cell.variant.name), why)

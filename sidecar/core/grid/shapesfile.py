@@ -34,6 +34,18 @@ Drafts = Annotated[
 ]
 
 
+def _word_or_list(value: Any) -> str:
+    """So that errors are of the member that was meant."""
+    return "~word" if isinstance(value, str) else "~list"
+
+
+Ranks = Annotated[
+    Annotated[Literal["all"], Tag("~word")]
+    | Annotated[list[Rank], Field(min_length=1, max_length=1024), Tag("~list")],
+    Discriminator(_word_or_list),
+]
+
+
 class _Form(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -218,7 +230,7 @@ class ShapesForm(_Form):
     )
     special: Special = Special()
     heaviest: Heaviest | None = None
-    ranks: Literal["all"] | Annotated[list[Rank], Field(min_length=1, max_length=1024)] = Field(
+    ranks: Ranks = Field(
         default="all",
         description="Data-parallel ranks: each cell goes to each of them at the same time.",
     )

@@ -22,14 +22,14 @@ Logprobs = Annotated[int, Field(ge=0, le=1000)]
 RULE = "variant_rule"
 """The type of an error whose message is the whole sentence."""
 
-UNNAMED = "~"
-"""Begins the tag of a union's member, which no file names: errors leave it out."""
-
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 def _by_form(value: Any) -> str:
-    """Which member of a union a value is meant to be, so that its errors are of that one alone."""
+    """Which member of a union a value is meant to be, so that its errors are of that one alone.
+
+    The tags are no keys that a file could have: a sentence names a value by what the file has.
+    """
     if isinstance(value, dict | BaseModel):
         return "~mapping"
     return "~flag" if isinstance(value, bool) else "~plain"
