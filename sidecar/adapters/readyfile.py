@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import anyio
-from anyio import to_thread
 
 from sidecar.adapters.atomic import write_atomically
+from sidecar.adapters.onethread import OneThread
 from sidecar.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -17,14 +17,23 @@ _LIMIT_S = 1.0
 
 
 class ReadyFile:
-    """One path. What can't be done is logged, told in `troubles`, and tried at the next call."""
+    """One path. What can't be done is logged, told in `troubles`, and tried at the next call.
 
-    def __init__(self, path: Path) -> None:
+    One thread at a time looks after it, and leaves it only as it was wanted last: one that a slow
+    folder held up can't bring back a file that was removed meanwhile.
+    """
+
+    def __init__(
+        self, path: Path, *, write: Callable[[Path, str], None] = write_atomically
+    ) -> None:
         """Removes a file of an earlier life and tries to write. Raises ConfigError if it can't."""
         self._path = path
+        self._write = write
         self._trouble: str | None = None
+        self._is_wanted = False
+        self._thread = OneThread()
         try:
-            write_atomically(path, "")
+            write(path, "")
             path.unlink()
         except OSError as problem:
             raise ConfigError(
@@ -38,25 +47,19 @@ class ReadyFile:
 
     async def write(self) -> None:
         """It is there, whole from the first moment; one that is there already is left alone."""
-        await self._try(self._appear, "can't be written")
+        await self._want(True, "can't be written")
 
     async def remove(self) -> None:
         """It is gone, if it was there."""
         # The worst of all: it promises what the gate doesn't.
-        await self._try(self._vanish, "can't be removed, so it lies")
+        await self._want(False, "can't be removed, so it lies")
 
-    def _appear(self) -> None:
-        if not self._path.is_file():
-            write_atomically(self._path, "ready\n")
-
-    def _vanish(self) -> None:
-        self._path.unlink(missing_ok=True)
-
-    async def _try(self, act: Callable[[], None], what: str) -> None:
+    async def _want(self, is_wanted: bool, what: str) -> None:
+        self._is_wanted = is_wanted
         trouble: str | None = f"no answer within {_LIMIT_S:g} s"
         with anyio.move_on_after(_LIMIT_S):
             try:
-                await to_thread.run_sync(act, abandon_on_cancel=True)
+                await self._thread.run(self._follow)
                 trouble = None
             except OSError as problem:
                 trouble = problem.strerror or str(problem)
@@ -64,6 +67,15 @@ class ReadyFile:
         if told is not None and told != self._trouble:
             log.error("%s", told)
         self._trouble = told
+
+    def _follow(self) -> None:
+        is_there = None
+        while is_there is not self._is_wanted:
+            is_there = self._is_wanted
+            if not is_there:
+                self._path.unlink(missing_ok=True)
+            elif not self._path.is_file():
+                self._write(self._path, "ready\n")
 
 
 class Share:
@@ -81,10 +93,7 @@ class Share:
     async def write(self) -> None:
         """It is there, unless another engine's gate is shut."""
         self._wanted[self._index] = True
-        if all(self._wanted):
-            await self._file.write()
-            if not all(self._wanted):  # another gate has shut meanwhile
-                await self._file.remove()
+        await (self._file.write() if all(self._wanted) else self._file.remove())
 
     async def remove(self) -> None:
         self._wanted[self._index] = False

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import anyio
-from anyio import to_thread
 
 from sidecar.adapters.atomic import PRIVATE, write_atomically
+from sidecar.adapters.onethread import OneThread
 from sidecar.core import report as report_form
 from sidecar.core.errors import ConfigError
 from sidecar.core.report import Report, with_escapes
@@ -70,6 +70,7 @@ class StateDir:
         self._troubles: dict[str, str] = {}
         self._kept: Kept | None = None
         self._unwritten: tuple[Death, ...] = ()
+        self._thread = OneThread()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(folder / ".writable", "")
@@ -150,7 +151,7 @@ class StateDir:
         A write that is left behind does no harm: it is whole or not at all.
         """
         with anyio.move_on_after(LIMIT_S):
-            told = await to_thread.run_sync(act, abandon_on_cancel=True)
+            told = await self._thread.run(act)
             self._troubles.pop(_SLOW, None)
             return told
         self._trouble(self._folder, f"did not answer within {LIMIT_S:g} s", kind=_SLOW)

@@ -2,15 +2,19 @@
 
 import json
 import os
+import random
 import threading
 from dataclasses import replace
+from functools import partial
 
+import anyio
 import pytest
 from anyio import to_thread
 
 from sidecar.adapters import state as state_module
 from sidecar.adapters import statefiles
-from sidecar.adapters.readyfile import ReadyFile
+from sidecar.adapters.atomic import write_atomically
+from sidecar.adapters.readyfile import ReadyFile, shared
 from sidecar.adapters.state import (
     DEATHS,
     HISTORY,
@@ -174,12 +178,15 @@ async def test_what_has_the_name_and_is_no_file_is_set_aside(tmp_path):
 
 
 async def test_a_folder_that_hangs_holds_nothing_up(tmp_path, monkeypatch):
-    """A lost network share costs the limit, and is said."""
+    """A lost network share costs the limit, and is said; it keeps one thread, not one a visit."""
     monkeypatch.setattr(state_module, "LIMIT_S", 0.1)
     state = await to_thread.run_sync(StateDir, tmp_path)
     share_is_back = threading.Event()
-    assert await state._within_limit(lambda: share_is_back.wait(10)) is None
+    threads = set(threading.enumerate())
+    for _ in range(3):
+        assert await state._within_limit(lambda: share_is_back.wait(20)) is None
     assert "did not answer within 0.1 s" in state.troubles[0]
+    assert len(set(threading.enumerate()) - threads) == 1
     share_is_back.set()
 
 
@@ -318,6 +325,50 @@ def test_a_ready_file_that_can_not_be_written_is_a_configuration_error(tmp_path,
     with pytest.raises(ConfigError, match="WARMUP_READY_FILE"):
         ReadyFile(tmp_path / where)
     assert [p.name for p in tmp_path.iterdir()] == ["folder"], "nothing is left behind"
+
+
+class SlowFolder:
+    """Writes when it is let to; who waits for it sits in a thread."""
+
+    def __init__(self):
+        self.is_slow, self.waiting = False, 0
+        self.answers = threading.Event()
+
+    def write(self, path, content):
+        if self.is_slow:
+            self.waiting += 1
+            self.answers.wait(20)
+        write_atomically(path, content)
+
+
+async def test_a_write_that_was_held_up_does_not_bring_the_ready_file_back(tmp_path):
+    """It was removed meanwhile: whatever a slow folder does late, the last word holds."""
+    folder, path = SlowFolder(), tmp_path / "ready"
+    file = await to_thread.run_sync(partial(ReadyFile, path, write=folder.write))
+    folder.is_slow = True
+    await file.write()
+    assert "no answer within 1 s" in file.troubles[0]
+    await file.remove()
+    assert "it lies" in file.troubles[0]
+    folder.answers.set()
+    await file.remove()
+    assert (path.exists(), file.troubles) == (False, ())
+    assert folder.waiting == 1, "no second thread was given to a folder that holds one"
+
+
+async def test_a_ready_file_is_shared_by_the_gates(tmp_path):
+    """There while all want it, in whatever order they come and go at the same time."""
+    path = tmp_path / "ready"
+    file = await to_thread.run_sync(ReadyFile, path)
+    draw = random.Random(7)
+    gates = list(shared(file, 3))
+    wanted = [False] * 3
+    for _ in range(60):
+        async with anyio.create_task_group() as group:
+            for i in draw.sample(range(3), 2):
+                wanted[i] = draw.random() < 0.7
+                group.start_soon(gates[i].write if wanted[i] else gates[i].remove)
+        assert await to_thread.run_sync(path.exists) == all(wanted)
 
 
 async def test_a_ready_file_that_can_not_be_written_later_is_said(tmp_path):
