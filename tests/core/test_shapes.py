@@ -132,6 +132,7 @@ BAD = [
     (CELL + "variants: {v: {min_tokens: 5}}", ".*not for a variant to set.*"),
     (CELL + "variants: {v: {guided_json: {}}}", r".*write structured_outputs: \{json: …\}"),
     (CELL + "variants: {v: {temperature: -1}}", ".*variants.v.temperature: -1 is out of range.*"),
+    (CELL + "variants: {v: {temperature: 2.5}}", ".*variants.v.temperature: 2.5 is out of range.*"),
     (CELL + "variants: {v: {structured_outputs: {jsn: {}}}}", '.*did you mean "json".*'),
     (
         CELL + "variants:\n  v: {sampling: top_kk}\n",

@@ -146,7 +146,7 @@ class _Common(_Strict):
         description="A ready-made way to sample, all of whose fields are set; one that is named "
         "beside it wins. default: none, the server's own.",
     )
-    temperature: Annotated[float, Field(ge=0, le=10)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Probability | None = None
     top_k: Annotated[int, Field(ge=-1, le=10_000_000)] | None = None
     min_p: Probability | None = None
