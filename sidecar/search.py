@@ -92,7 +92,7 @@ class Search:
 
     async def _must_serve(self, health: Health) -> None:
         """Raises EngineUnavailable while a living engine sleeps, is paused or is rescaled."""
-        if health.is_late or health is Health.REFUSED:
+        if health.is_late or health in (Health.REFUSED, Health.VANISHED):
             return
         presence = await self._engine.presence()
         if not presence.is_away:

@@ -162,6 +162,9 @@ class Watch:
         if health is Health.REFUSED:
             reason = "the engine is gone: its connection broke or was refused"
             self.report(Loss(self._with_hint(reason), True))
+        elif health is Health.VANISHED:
+            reason = "the engine is gone: its address takes no connections any more"
+            self.report(Loss(self._with_hint(reason), True))
         elif health is Health.UNAVAILABLE:
             # A dead engine's API process still answers what needs no engine; a rescaling one
             # does not.

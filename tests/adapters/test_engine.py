@@ -1,10 +1,12 @@
 """The engine's client against servers that behave and servers that don't."""
 
 import asyncio
+import contextlib
 import gzip
 import socket
 import ssl
 import subprocess
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -274,19 +276,84 @@ async def test_a_compressed_answer_is_named() -> None:
             await learn_from(stub)
 
 
+class OneAtATime:
+    """A server that takes one connection, reads `answered` requests of it and fills its backlog."""
+
+    def __init__(self, answered: int) -> None:
+        self._answered = answered
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=0)
+        self._listener.setblocking(False)
+        self.url = "http://127.0.0.1:{}".format(*self._listener.getsockname()[1:])
+        self.taken: socket.socket | None = None
+        self._waiting = [socket.socket(), socket.socket()]
+
+    async def serve(self) -> None:
+        if self._answered:
+            loop = asyncio.get_running_loop()
+            self.taken, _ = await loop.sock_accept(self._listener)
+            for number in range(1, self._answered + 1):
+                await loop.sock_recv(self.taken, 4096)
+                if number == self._answered:
+                    self.fill()
+                await loop.sock_sendall(self.taken, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    def fill(self) -> None:
+        for one in self._waiting:
+            one.setblocking(False)
+            one.connect_ex(self._listener.getsockname())
+
+    def close(self) -> None:
+        for one in (*self._waiting, self._listener, self.taken):
+            if one is not None:
+                one.close()
+
+
+@contextlib.asynccontextmanager
+async def one_at_a_time(*, answered: int) -> AsyncIterator[tuple[OneAtATime, Engine]]:
+    server = OneAtATime(answered)
+    engine = Engine(server.url, timeout_s=0.4)
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.serve())
+            for _ in range(answered):
+                assert await engine.health() is Health.UP
+        yield server, engine
+    finally:
+        await engine.aclose()
+        server.close()
+
+
 async def test_no_connection_in_time_is_not_a_late_answer() -> None:
     """A full backlog takes no connection: late, but a restart can't be ruled out."""
-    with socket.socket() as full:
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        port = full.getsockname()[1]
-        with socket.socket() as first, socket.socket() as second:
-            for one in (first, second):
-                one.setblocking(False)
-                one.connect_ex(("127.0.0.1", port))
-            engine = Engine(f"http://127.0.0.1:{port}", timeout_s=0.3)
-            assert await engine.health() is Health.UNREACHED
-            await engine.aclose()
+    async with one_at_a_time(answered=0) as (server, engine):
+        server.fill()
+        assert await engine.health() is Health.UNREACHED
+
+
+async def test_busy_with_a_full_backlog_is_late_and_not_gone() -> None:
+    """Whose kept connection holds is never said to have vanished, also when that is given up."""
+    async with one_at_a_time(answered=2) as (_, engine):
+        assert [await engine.health() for _ in range(3)] == [
+            Health.TIMEOUT,
+            *(Health.UNREACHED, Health.UNREACHED),
+        ]
+
+
+async def test_a_broken_connection_and_none_in_its_place_is_gone() -> None:
+    """Nobody refuses where nobody is: an address that falls silent is not taken for a busy one."""
+    async with one_at_a_time(answered=2) as (server, engine):
+        assert server.taken is not None
+        server.taken.close()
+        assert await engine.health() is Health.VANISHED
+        assert await engine.health() is Health.UNREACHED
+
+
+async def test_a_handshake_that_is_late_is_an_answer_that_is_late() -> None:
+    """A busy process can't do its part of TLS, but its kernel has taken the connection."""
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        engine = Engine("https://127.0.0.1:{}".format(*busy.getsockname()[1:]), timeout_s=0.4)
+        assert await engine.health() is Health.TIMEOUT
+        await engine.aclose()
 
 
 async def test_a_server_that_keeps_no_connection_breaks_none() -> None:

@@ -253,6 +253,20 @@ async def test_a_host_that_was_away_may_have_been_restarted():
     assert stage.snapshot.totals.boots == 2
 
 
+async def test_an_address_that_vanished_shuts_the_gate_at_once():
+    """Not late but gone: no third look is waited for, and what is back must be told or warmed."""
+    stage = Stage()
+    stage.engine.has_metrics = False
+    async with stage.running():
+        await stage.until(is_ready)
+        stage.engine.state, stage.engine.health_takes_s = Health.VANISHED, 4.5
+        await stage.until(lambda s: not s.is_ready, limit_s=6)
+        assert "takes no connections any more" in stage.snapshot.reasons[0]
+        stage.engine.state, stage.engine.health_takes_s = Health.UP, 0.0
+        await stage.until(is_ready)
+    assert stage.snapshot.totals.boots == 2
+
+
 async def test_health_alone_is_no_engine():
     """Something that answers /health and nothing else took the address: shut within a minute."""
     stage = Stage()

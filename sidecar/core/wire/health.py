@@ -21,6 +21,9 @@ class Health(StrEnum):
     UNREACHED = "unreached"
     """No connection in time. A busy process still has its connections taken by the kernel, until
     its backlog is full: it may be late, and it may be another process when it is back."""
+    VANISHED = "vanished"
+    """The kept connection broke, or nobody acknowledged what was sent over it, and no other was
+    made in time. A busy process's kernel does acknowledge: the address is gone."""
 
     @property
     def is_up(self) -> bool:
