@@ -24,7 +24,7 @@ converge: {floor_s: 0.5}
 """
 """What the users do: alone and several at once. 0.5 s: a cold cost is seconds, jitter is not."""
 
-_RULES = """
+RULES = """
 - {{name: first_request, key: [rank], cost_s: {cold_s}}}
 - {{name: several_at_once, when: {{reqs: {{min: 2}}}}, cost_s: {cold_s}}}
 """
@@ -48,7 +48,7 @@ class Engine:
         self._folder = folder
         self._host = host
         self._rules = folder / "rules.yaml"
-        self._rules.write_text(_RULES.format(cold_s=cold_s))
+        self._rules.write_text(RULES.format(cold_s=cold_s))
         self._process: Process | None = None
 
     @property

@@ -46,7 +46,8 @@ def program(name: str) -> str:
 class Proxy:
     """One proxy process in front of one or two engines, on an ephemeral port of loopback.
 
-    `path` is what it asks the gates for; anything but the files' own /ready is a counter-example.
+    `path` is what it asks the gates for; without names of engines in it, anything but the files'
+    own /ready is a counter-example.
     """
 
     def __init__(
@@ -119,9 +120,11 @@ class Proxy:
             "PROXY_BIND": f"127.0.0.1:{self._port}",
             "STATS_BIND": self.stats,
         }
+        if self._path != "/ready":
+            env["WARMUP_URI"] = self._path
         for number, backend in enumerate(backends, 1):
             env |= {f"VLLM_{number}": backend.engine, f"WARMUP_{number}": backend.gate}
-        return [binary, "-db", "-f", str(self._file("haproxy.cfg", {}))], env
+        return [binary, "-db", "-f", str(FOLDER / "haproxy.cfg")], env
 
     def _nginx(
         self, binary: str, backends: tuple[Backend, ...]
@@ -143,6 +146,9 @@ class Proxy:
             changes = {
                 f"        server 127.0.0.1:{number} max_fails=0;\n": "" for number in (8002,)
             } | changes
+        gate = "http://warmup_$number"
+        if self._path != "/ready":
+            changes |= {f"proxy_pass {gate};": f"proxy_pass {gate}{self._path};"}
         file = self._file("nginx.conf", changes)
         own = f"daemon off; pid {self._folder}/nginx.pid;"
         return [binary, "-c", str(file), "-g", own], {}
@@ -157,16 +163,13 @@ class Proxy:
             "VLLM": " ".join(backend.engine for backend in backends),
             "WARMUP_PORT": ports.pop(),
         }
-        file = self._file("Caddyfile", {})
+        file = self._file("Caddyfile", {} if self._path == "/ready" else {"/ready": self._path})
         return [binary, "run", "--config", str(file), "--adapter", "caddyfile"], env
 
     def _file(self, name: str, changes: dict[str, str]) -> Path:
         """The repository's own file; a copy where it has to be changed."""
         original = FOLDER / name
         text = original.read_text()
-        if self._path != "/ready":
-            assert "/ready" in text
-            changes = {**changes, "/ready": self._path}
         for old, new in changes.items():
             assert old in text, f"{name} has no {old!r} any more"
             text = text.replace(old, new)

@@ -1,0 +1,83 @@
+"""One sidecar for two engines, each asked for by its name as the README says."""
+
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.live.sidecar import Sidecar
+from tests.proxies.front import Front
+from tests.proxies.node import SHAPES, Engine
+from tests.proxies.proxy import FOLDER, HAPROXY, NGINX, Backend
+
+pytestmark = pytest.mark.timeout(150)
+
+README = (FOLDER / "README.md").read_text()
+SOME = 30
+BACK_AFTER_S = 6.0
+
+
+def path_of(name: str) -> str:
+    """What the page tells the owner of such a sidecar to have asked."""
+    pattern = {
+        HAPROXY: r"^WARMUP_URI='(.*)'$",
+        NGINX: r"`proxy_pass\s+http://warmup_\$number(/.*);`",
+    }[name]
+    (path,) = re.findall(pattern, README, re.MULTILINE)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", [HAPROXY, NGINX])
+def test_one_sidecar_for_two_engines(name: str, proxies: tuple[str, ...], tmp_path: Path) -> None:
+    """One engine's death takes that one out and the other not, and it comes back warm."""
+    if name not in proxies:
+        pytest.skip(f"{name} is not installed")
+    engines = []
+    for number in (1, 2):
+        (folder := tmp_path / f"engine-{number}").mkdir()
+        engines.append(Engine(folder, cold_s=0.8))
+    one, two = engines
+    urls = f"engine-1={one.url} engine-2={two.url}"
+    settings = {"WARMUP_ENGINE_URL": "", "WARMUP_ENGINE_URLS": urls}
+    sidecar = Sidecar("", tmp_path, SHAPES, **settings)
+    gate = sidecar.url.removeprefix("http://")
+    backends = tuple(Backend(engine.address, gate) for engine in engines)
+
+    def both() -> bool:
+        return bool((sidecar.ready() or {})["ready"])
+
+    try:
+        for engine in engines:
+            engine.start(0.5)
+        with (
+            sidecar,
+            Front((name,), tmp_path, backends, path=path_of(name)) as front,
+            front.users() as crowd,
+        ):
+            sidecar.wait_until("both are warm", both, 60)
+            crowd.wait_served(SOME)
+            for engine in engines:
+                assert "?user" in engine.log
+            killed = time.monotonic()
+            one.end(signal.SIGKILL)
+            one.start(BACK_AFTER_S)
+            sidecar.wait_until("one is out", lambda: not both(), 10)
+            assert (sidecar.get("/ready/engine-2") or {})["ready"]
+            crowd.wait_served(SOME)
+            sidecar.wait_until("both are warm again", both, 60)
+            warm = one.log.count("?user")
+            crowd.wait_served(SOME)
+            sidecar.wait_until("one has users", lambda: one.log.count("?user") > warm, 20)
+            for engine in engines:
+                payers = engine.payers()
+                assert payers, "it was cold, and somebody paid"
+                assert {who for who in payers if "user-" in who} == set()
+    finally:
+        for engine in engines:
+            engine.end()
+    (users,) = crowd.of
+    # When it died some were with it.
+    after = [each for each in users.asked if each.began > killed + 5]
+    assert [each for each in after if not each.is_served] == []
