@@ -17,6 +17,7 @@ from sidecar.core.errors import WarmupError
 from sidecar.core.facts import EngineFacts
 from sidecar.core.grid.cells import Endpoint, Look
 from sidecar.core.judge.pacing import Pace, Pacer
+from sidecar.core.judge.ranks import label_of, own_of
 from sidecar.core.logs.evidence import LogEvidence
 from sidecar.core.logs.window import Expected
 from sidecar.core.results import Outcome, Result, WaveResult
@@ -108,11 +109,24 @@ class Replay:
         return _Order(look, pace, salvo.requests, salvo.primes, plug)
 
     async def _send(self, orders: Sequence[_Order]) -> tuple[WaveResult, ...]:
-        looks = [order.look for order in orders]
         primed = await self._prime(orders)
-        failed = [r for own in primed for r in own if r.outcome is not Outcome.OK]
-        if failed:
-            return _unsent(looks, failed[0], primed)
+        waves: dict[Look, WaveResult] = {}
+        able: list[int] = []
+        for i, (order, own) in enumerate(zip(orders, primed, strict=True)):
+            failed = next((r for r in own if r.outcome is not Outcome.OK), None)
+            if failed is None:
+                able.append(i)
+            else:  # the fault of its rank, and not of the others
+                waves[order.look] = _unsent((order.look,), failed, [own])[0]
+        if able:
+            sent = await self._volley([orders[i] for i in able], [primed[i] for i in able])
+            waves |= {wave.look: wave for wave in sent}
+        return tuple(waves[order.look] for order in orders)
+
+    async def _volley(
+        self, orders: Sequence[_Order], primed: Sequence[tuple[Result, ...]]
+    ) -> tuple[WaveResult, ...]:
+        looks = [order.look for order in orders]
         exchanges: list[Exchange] = []
         try:
             try:
@@ -148,7 +162,7 @@ class Replay:
                 at_s=release_s,
                 plug=None if wave.plug is None else answers[0],
                 counters=counters,
-                log=None if log is None else log.of_engine(_label(before, wave.look)),
+                log=None if log is None else own_of(log, before, wave.look),
                 primes=primes,
                 more_tokens=wave.pace.more_tokens,
             )
@@ -239,7 +253,7 @@ class Replay:
             after = await self._engine.scrape()
             if after is None:
                 break
-            counted = [delta(before, after, engine=_label(before, look)) for look in looks]
+            counted = [delta(before, after, engine=label_of(before, look)) for look in looks]
             agree = all(
                 one is None or _agrees(one, own) for one, own in zip(counted, results, strict=True)
             )
@@ -294,16 +308,6 @@ def _unsent(
         )
         for look, primes in zip(looks, primed or [()] * len(looks), strict=True)
     )
-
-
-def _label(scrape: Scrape | None, look: Look) -> str | None:
-    """The `engine` label of the look's rank; None where none is asked for, or it isn't known.
-
-    A server that owns some of a deployment's ranks counts them from 0 in the header, and labels
-    them as the deployment does (vLLM 0.33 v1/engine/input_processor.py, v1/metrics/loggers.py).
-    """
-    rank, labels = look.cell.rank, () if scrape is None else scrape.engines
-    return labels[rank] if rank is not None and rank < len(labels) else None
 
 
 def _expected(orders: Sequence[_Order]) -> tuple[Expected, ...]:

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from sidecar.adapters.engine import Engine
 from sidecar.adapters.replay import Replay
-from sidecar.core.grid.cells import Cell, Endpoint, Gait, Variant
+from sidecar.core.grid.cells import Cell, Endpoint, Gait, Look, Variant
 from sidecar.core.grid.plan import expand
 from sidecar.core.grid.shapes import parse
 from sidecar.core.judge.calls import Call
@@ -17,7 +18,7 @@ from sidecar.core.judge.validity import examine
 from sidecar.core.judge.verdict import Judge
 from sidecar.core.results import Outcome
 from tests.adapters.stub import Asked, answer, generate, running
-from tests.adapters.test_replay import run, short_counting
+from tests.adapters.test_replay import FACTS, FixedPacer, run, short_counting
 from tests.adapters.test_replay_sim import FAST, bench
 
 __all__ = ["short_counting"]
@@ -76,6 +77,28 @@ async def test_where_a_prefix_fails_nothing_else_is_sent() -> None:
     assert [(r.outcome, r.status, r.message) for r in wave.results] == [
         (Outcome.HTTP_ERROR, 400, "no")
     ] * 2
+
+
+async def test_a_rank_whose_prefix_fails_is_the_only_one_that_fails() -> None:
+    """The other's wave is sent: it is not to blame."""
+    looks = [Look(Cell(1, 50, 4, prefix_tokens=32, rank=rank), Gait.LED) for rank in (0, 1)]
+    async with running() as stub:
+        well = stub.handlers["/v1/completions"]
+        ill = answer(400, {"error": {"message": "no such rank"}})
+
+        async def completions(asked: Asked, writer: asyncio.StreamWriter) -> None:
+            handler = ill if asked.headers["x-data-parallel-rank"] == "1" else well
+            await handler(asked, writer)
+
+        stub.handlers["/v1/completions"] = completions
+        engine = Engine(stub.url)
+        try:
+            waves = await Replay(engine, FACTS, FixedPacer(Pace()), "n").run(looks)
+        finally:
+            await engine.aclose()
+    assert [wave.look for wave in waves] == looks
+    assert [wave.results[0].outcome for wave in waves] == [Outcome.OK, Outcome.HTTP_ERROR]
+    assert waves[1].results[0].message == "no such rank"
 
 
 @pytest.mark.parametrize("variant", [Variant("completions"), CHAT])

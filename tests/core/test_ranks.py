@@ -9,6 +9,7 @@ from sidecar.core.grid.cells import Cell, Converge, Gait, Look, Role
 from sidecar.core.grid.plan import Plan, expand
 from sidecar.core.grid.shapes import parse
 from sidecar.core.judge.passes import Passes
+from sidecar.core.judge.ranks import own_of
 from sidecar.core.judge.verdict import Judge
 from sidecar.core.logs.events import Compile, Step
 from sidecar.core.logs.evidence import Heard, Listening, combined
@@ -194,6 +195,18 @@ def test_a_line_of_the_log_is_its_own_ranks():
     assert one.steps is not None
     assert [s.context_tokens for s in one.steps.prefills] == [34]
     assert told.of_engine(None) == told
+
+
+def test_the_steps_of_one_rank_show_nothing_of_another():
+    """With two nodes rank 1 logs elsewhere: what rank 0 did is no proof of its batch."""
+    report = WindowReport(Completeness.COMPLETE, "", steps=(step(0, 1, 2, 66), step(0, 2, 0, 0)))
+    told = combined([Heard(report)], Listening(monitors=2, ranks=2, verbose=True))
+    assert told.of_engine("0").shows_steps
+    assert told.of_engine("1").steps is None
+    look = Look(Cell(2, 33, 1, rank=0), Gait.HELD)
+    unread = own_of(told, None, look)
+    assert (unread.steps, unread.compiles) == (None, told.compiles)
+    assert own_of(told, scrape('vllm:num_preemptions_total{engine="0"} 0'), look).shows_steps
 
 
 def test_counters_of_a_wave_are_its_ranks():

@@ -72,7 +72,7 @@ class LogEvidence:
     steps: Steps | None = None
     """None: no line told any. Only those of a complete window show a batch."""
     steps_of: Mapping[str, Steps] = field(default_factory=dict)
-    """The same by data-parallel engine, where several wrote."""
+    """The same by data-parallel engine."""
     troubles: tuple[Trouble, ...] = ()
     earlier: tuple[Compile, ...] = ()
     """Between the wave before and this one: of no cell, but something was compiled."""
@@ -132,7 +132,7 @@ class LogEvidence:
         if label is None:
             return self
         compiles = tuple(c for c in self.compiles if _concerns(c.origin, label))
-        steps = self.steps_of.get(label, self.steps)
+        steps = self.steps_of.get(label)  # of an engine that told none, others' show nothing
         return replace(self, compiles=compiles, steps=steps, steps_of={})
 
     @property
@@ -204,8 +204,6 @@ def _by_engine(steps: Sequence[Step]) -> dict[str, Steps]:
     own: defaultdict[str, list[Step]] = defaultdict(list)
     for step in steps:
         own[str(step.engine)].append(step)
-    if len(own) < 2:
-        return {}
     return {name: told for name, each in own.items() if (told := summed(each)) is not None}
 
 
