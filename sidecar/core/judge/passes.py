@@ -1,7 +1,7 @@
 """Which wave comes next: R1's first prompt, large before small, then what is lacking, shuffled."""
 
 import random
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 
 from sidecar.core.grid.cells import Look
@@ -53,6 +53,10 @@ class Passes:
         self._passes = 0
         self._left: deque[Look] = deque()
         self._rested_at = judge.waves
+        self._asked_alike: defaultdict[Look, list[Look]] = defaultdict(list)
+        """Looks that differ by the rank alone."""
+        for look in judge.looks:
+            self._asked_alike[_of_any_rank(look)].append(look)
         judge.begin_round()
 
     def next(self, elapsed_s: float) -> Look | Rest | None:
@@ -81,10 +85,9 @@ class Passes:
         lack it, so that every wave of a look meets the machine alike. It counts for this pass."""
         if look.cell.rank is None:
             return ()
-        others = tuple(
-            other for other in self._judge.looks if other != look and _asked_of_any(other, look)
-        )
-        self._left = deque(one for one in self._left if one not in others)
+        others = tuple(one for one in self._asked_alike[_of_any_rank(look)] if one != look)
+        gone = set(others)
+        self._left = deque(one for one in self._left if one not in gone)
         return others
 
     def _begin_pass(self, lacking: tuple[Look, ...]) -> None:
@@ -121,6 +124,5 @@ class Passes:
         )
 
 
-def _asked_of_any(one: Look, other: Look) -> bool:
-    """Whether they differ by the rank alone."""
-    return one.gait is other.gait and replace(one.cell, rank=other.cell.rank) == other.cell
+def _of_any_rank(look: Look) -> Look:
+    return look if look.cell.rank is None else replace(look, cell=replace(look.cell, rank=None))
