@@ -36,11 +36,11 @@ async def fire(wave: Loaded, timeout_s: float) -> float:
     """Let the requests go; the release, on the monotonic clock. `timeout_s` is of one request."""
     if wave.plug is not None:
         wave.plug.release(timeout_s)
-        await _until(wave.plug.sent_s + wave.pace.wave_after_s)
+        await _until(wave.plug.let_go_s + wave.pace.wave_after_s)
     release_s = time.monotonic()
     if wave.look.gait is Gait.LED:
         wave.ours[0].release(timeout_s)
-        await _until(wave.ours[0].sent_s + (wave.pace.rest_after_s if wave.together else 0.0))
+        await _until(wave.ours[0].let_go_s + (wave.pace.rest_after_s if wave.together else 0.0))
     mixed = wave.look.gait is Gait.MIXED
     decoding = [exchange.decodes() for exchange in wave.together] if mixed else []
     for exchange in wave.together:

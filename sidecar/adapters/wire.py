@@ -103,6 +103,11 @@ class Exchange(asyncio.Protocol):
             self._transport.abort()
 
     @property
+    def let_go_s(self) -> float:
+        """Just before the last byte went to the socket."""
+        return self.sent_s if self._let_go_s is None else self._let_go_s
+
+    @property
     def sent_s(self) -> float:
         """When the last byte went to the socket; of a request that never went, when it was due."""
         return self._sent_s or self._let_go_s or self.ended_s or time.monotonic()
@@ -117,6 +122,7 @@ class Exchange(asyncio.Protocol):
         """What came back."""
         return Reply(
             sent_s=self.sent_s,
+            let_go_s=self.let_go_s,
             ending=self._ending or Ending.CLOSED,
             status=self._status,
             content_type=self._content_type,

@@ -213,7 +213,8 @@ async def test_held_waits_behind_a_plug() -> None:
     assert (len(plug["prompt"]), plug["max_tokens"]) == (300, 1)
     assert wave.plug is not None
     assert wave.plug.prompt_tokens == 300
-    assert wave.plug.sent_s <= -0.05
+    assert wave.plug.let_go_s is not None
+    assert wave.plug.let_go_s <= -0.05
     assert len(wave.results) == 3
     assert all(0 <= r.sent_s < 1 for r in wave.results)
 

@@ -25,14 +25,14 @@ _MAX_CHUNKS = 64
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When to let go. Seconds from the moment the body before it was written."""
+    """When to let go. Seconds from the moment the body before it was let go."""
 
     rest_after_s: float = 0.0
-    """led: the rest, after the lead's body was written."""
+    """led: the rest, after the lead's body."""
     plug_tokens: int | None = None
     """held: the plug's prompt; None with led, or where no plug fits (then it can't be held)."""
     wave_after_s: float = 0.0
-    """held: the wave, after the plug's body was written."""
+    """held: the wave, after the plug's body."""
     more_tokens: int = 0
     """Output tokens beyond the cell's, of each of those that decode together."""
 

@@ -42,6 +42,8 @@ class Reply:
     pieces: tuple[tuple[float, bytes], ...] = ()
     """(arrival, body bytes), HTTP framing taken off."""
     problem: str = ""
+    let_go_s: float | None = None
+    """Just before the last byte was written."""
     streamed: bool = True
     """False: the answer was asked for as a whole, and is one JSON object."""
 
@@ -135,10 +137,11 @@ class Reading:
         return error_message(self._reply.content_type, body)
 
     def _told(self, outcome: Outcome, message: str, status: int | None = None) -> Result:
-        usage = self._usage or Usage()
+        usage, reply = self._usage or Usage(), self._reply
         return Result(
             outcome=outcome,
-            sent_s=self._reply.sent_s - self._release_s,
+            sent_s=reply.sent_s - self._release_s,
+            let_go_s=None if reply.let_go_s is None else reply.let_go_s - self._release_s,
             token_s=tuple(self._token_s),
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
@@ -147,7 +150,7 @@ class Reading:
             choices=max(1, self._finished),
             begins=self._begins,
             thought=self._thought,
-            status=status if status is not None else self._reply.status,
+            status=status if status is not None else reply.status,
             message=message,
         )
 
