@@ -14,6 +14,7 @@ from sidecar import __version__
 from sidecar.adapters.engine import Engine
 from sidecar.adapters.readyfile import ReadyFile, Share, shared
 from sidecar.adapters.state import StateDir
+from sidecar.adapters.whose import WHOSE
 from sidecar.attempt import Replay
 from sidecar.core.errors import ConfigError
 from sidecar.core.grid.plan import Plan, expand
@@ -73,9 +74,9 @@ class Fleet:
     async def run(self) -> None:
         """Every conductor, and the reading of every log, until cancelled."""
         async with anyio.create_task_group() as group:
-            for parts in self.members.values():
-                group.start_soon(parts.listen)
-                group.start_soon(parts.conductor.run)
+            for name, parts in self.members.items():
+                group.start_soon(self._as, name, parts.listen)
+                group.start_soon(self._as, name, parts.conductor.run)
 
     async def stop(self) -> None:
         """Shut every gate for good; each has its limit."""
@@ -90,8 +91,13 @@ class Fleet:
 
     async def _of_each(self, act: Callable[[Parts], Coroutine[Any, Any, None]]) -> None:
         async with anyio.create_task_group() as group:
-            for parts in self.members.values():
-                group.start_soon(act, parts)
+            for name, parts in self.members.items():
+                group.start_soon(self._as, name, partial(act, parts))
+
+    async def _as(self, name: str, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if self.has_names:
+            WHOSE.set(name)
+        await act()
 
 
 def build(

@@ -2,6 +2,8 @@
 
 import logging
 
+from sidecar.adapters.whose import WHOSE
+
 _FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _TIME = "%Y-%m-%dT%H:%M:%S"
 
@@ -21,5 +23,7 @@ class LineFormatter(logging.Formatter):
         return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
+        if name := WHOSE.get():
+            record.message = f"{name}: {record.message}"
         # Only a traceback, which comes behind it, has lines of its own.
         return super().formatMessage(record).replace("\n", r"\n")

@@ -154,12 +154,13 @@ async def test_once_reports_what_was_adopted_too(tmp_path):
             "WARMUP_STATE_DIR": str(tmp_path / "state"),
             "WARMUP_SHAPES": str(shapes),
         }
-        run = partial(vllm_warmup, "once", "--json", **more)
+        run = partial(vllm_warmup, "once", "--json", "--log-level", "debug", **more)
         first, second = await to_thread.run_sync(run), await to_thread.run_sync(run)
     assert (first.code, second.code) == (0, 0), second.err
     assert list(json.loads(second.out)["engines"]) == ["b", "a"]
     assert json.loads(second.out) == json.loads(first.out)
     assert "a: adopted" in second.err
+    assert "sidecar.door: a: state=ready event=adopted" in second.err, "whose line it is"
 
 
 async def test_a_list_of_one_is_named_as_a_longer_one_is(tmp_path):
