@@ -270,6 +270,22 @@ def test_no_more_than_the_limit_is_ever_derived() -> None:
     assert any(w.startswith("200 special cells are left out") for w in plan.warnings)
 
 
+def test_warnings_of_what_is_left_out_are_bounded() -> None:
+    """They stand in each answer of /ready: the first 20 are told with their reason, the rest
+    counted."""
+    plan = plan_of(
+        "special: {cudagraph: true}",
+        capture_sizes=tuple(range(1, 201)),
+        max_num_seqs=200,
+        max_num_batched_tokens=1024,
+        kv_cache_tokens=1700,
+    )
+    told = [w for w in plan.warnings if "left out" in w]
+    assert len(told) == 21
+    assert len(plan.cells) + 20 + int(told[-1].split()[0]) == 200
+    assert told[-1].endswith("more such cells are left out")
+
+
 def test_the_block_size_is_learned_from_metrics() -> None:
     """vllm:cache_config_info tells the size of a block and whether prefixes are cached."""
     page = 'vllm:cache_config_info{block_size="128",enable_prefix_caching="%s",engine="0"} 1.0\n'

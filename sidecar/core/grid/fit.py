@@ -31,9 +31,12 @@ class Limits:
     """An engine's limits, and the plug that a held wave adds to its load."""
 
     facts: EngineFacts
-    plug_tokens: int
+    plug_tokens: int | None
+    """None: no plug fits."""
     batched_tokens: int
     """B, known or assumed."""
+    draft_tokens: int
+    """k, known or assumed."""
 
 
 def misfit(cell: Cell, limits: Limits, declared: Cell) -> Unfit | None:
@@ -101,7 +104,7 @@ def _no_mixed(cell: Cell, limits: Limits) -> Unfit | None:
     if not cell.arriving_tokens:
         return None
     most, facts = limits.batched_tokens, limits.facts
-    decoding = cell.concurrency * (1 + (facts.draft_tokens or 0))
+    decoding = cell.concurrency * (1 + limits.draft_tokens)
     together = cell.concurrency * cell.prompt_tokens if cell.concurrency > 1 else 0
     known = where(facts, "max_num_batched_tokens") or " (assumed)"
     if together > most:
@@ -187,7 +190,8 @@ def _too_large(cell: Cell, limits: Limits) -> Unfit | None:
     limit = limits.facts.kv_cache_tokens
     if limit is None:
         return None
-    plug_tokens = limits.plug_tokens if cell.gaits != (Gait.LED,) and cell.concurrency > 1 else 0
+    is_plugged = cell.gaits != (Gait.LED,) and cell.concurrency > 1
+    plug_tokens = limits.plug_tokens or 0 if is_plugged else 0
     total = cell.wave_prompt_tokens + cell.wave_output_tokens + plug_tokens
     if total <= limit:
         return None

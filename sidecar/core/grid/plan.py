@@ -1,7 +1,7 @@
 """Shapes × what was learned → the cells that can be sent, and those that can't, with the reason."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from sidecar.core.facts import EngineFacts
@@ -32,6 +32,9 @@ has its first token, and its body has to be taken."""
 MAX_ON_RANKS = 4_000
 """Cells on all ranks together. A verdict on so many takes 0.2 s, and is given after each wave, in
 the process that answers the probes."""
+
+MAX_LEFT_OUT = 20
+"""Warnings of cells that are left out; of what a list of captured sizes adds there may be 1,000."""
 
 __all__ = ["Plan", "Unfit", "expand"]
 
@@ -78,42 +81,18 @@ def expand(shapes: Shapes, facts: EngineFacts) -> Plan:
             "waves; say it under engine: in the shapes file"
         )
     plug_tokens = _plug_tokens(facts, batched_tokens)
-    draft_tokens = _draft_tokens(facts, warnings)
-    limits = Limits(facts, plug_tokens or 0, batched_tokens)
-
-    fitting: dict[str, Cell] = {}
-    unfit: list[Unfit] = []
-    derived = found(shapes.derived, shapes.cells, facts, batched_tokens)
-    unfit += derived.unfit
+    limits = Limits(facts, plug_tokens, batched_tokens, _draft_tokens(facts, warnings))
     ranks = _ranks(shapes, facts, warnings)
-    most = min(MAX_CELLS, MAX_ON_RANKS // len(ranks))
-    left = max(0, most - len(shapes.cells))
-    if len(derived.cells) > left:
-        warnings.append(
-            f"{len(derived.cells) - left} special cells are left out: no more than {most} cells "
-            f"are sent{_on_each_of(ranks)}"
-        )
-    for number, declared in enumerate((*shapes.cells, *derived.cells[:left])):
-        cell = _raised(declared, batched_tokens, draft_tokens, plug_tokens, facts)
-        reason = misfit(cell, limits, declared)
-        if reason is not None and number >= len(shapes.cells) and not reason.forbidden:
-            kind = "profiles" if declared in shapes.derived.profiled else "special"
-            warnings.append(f"{kind}: {cell.id} is left out: {reason.reason}")
-        elif reason is not None:
-            unfit.append(reason)
-        elif cell.id in fitting:
-            warnings.append(
-                f"{declared.id} is the same as another cell once its output tokens are raised "
-                f"to {cell.output_tokens}: it runs once"
-            )
-        else:
-            fitting[cell.id] = cell
+    derived = found(shapes.derived, shapes.cells, facts, batched_tokens)
+    more = _bounded(derived.cells, len(shapes.cells), ranks, warnings)
+    fitting, misfits = _fitting(shapes, more, limits, warnings)
+    unfit = [*derived.unfit, *misfits]
     heaviest = shapes.heaviest
     heaviest_unfit = misfit(heaviest, limits, heaviest) if heaviest is not None else None
     if heaviest_unfit is not None:
         unfit.append(heaviest_unfit)
         heaviest = None
-    cells = tuple(sorted(fitting.values(), key=_size, reverse=True))
+    cells = tuple(sorted(fitting, key=_size, reverse=True))
     return Plan(
         cells=cells,
         first=_first(facts, cells) if cells else None,
@@ -130,6 +109,49 @@ def expand(shapes: Shapes, facts: EngineFacts) -> Plan:
     )
 
 
+def _bounded(
+    derived: Sequence[Cell], declared: int, ranks: Sequence[int | None], warnings: list[str]
+) -> Sequence[Cell]:
+    """As many of the derived cells as may be sent beside so many declared ones."""
+    most = min(MAX_CELLS, MAX_ON_RANKS // len(ranks))
+    left = max(0, most - declared)
+    if len(derived) > left:
+        warnings.append(
+            f"{len(derived) - left} special cells are left out: no more than {most} cells "
+            f"are sent{_on_each_of(ranks)}"
+        )
+    return derived[:left]
+
+
+def _fitting(
+    shapes: Shapes, derived: Sequence[Cell], limits: Limits, warnings: list[str]
+) -> tuple[Collection[Cell], Sequence[Unfit]]:
+    """The cells as they are sent, and the declared ones that can't be. Of the derived ones those
+    are left out, with a warning."""
+    fitting: dict[str, Cell] = {}
+    unfit: list[Unfit] = []
+    left_out: list[str] = []
+    for number, declared in enumerate((*shapes.cells, *derived)):
+        cell = _raised(declared, limits)
+        reason = misfit(cell, limits, declared)
+        if reason is not None and number >= len(shapes.cells) and not reason.forbidden:
+            kind = "profiles" if declared in shapes.derived.profiled else "special"
+            left_out.append(f"{kind}: {cell.id} is left out: {reason.reason}")
+        elif reason is not None:
+            unfit.append(reason)
+        elif cell.id in fitting:
+            warnings.append(
+                f"{declared.id} is the same as another cell once its output tokens are raised "
+                f"to {cell.output_tokens}: it runs once"
+            )
+        else:
+            fitting[cell.id] = cell
+    warnings += left_out[:MAX_LEFT_OUT]
+    if len(left_out) > MAX_LEFT_OUT:
+        warnings.append(f"{len(left_out) - MAX_LEFT_OUT} more such cells are left out")
+    return fitting.values(), unfit
+
+
 def _ranks(shapes: Shapes, facts: EngineFacts, warnings: list[str]) -> tuple[int | None, ...]:
     """Where several ranks are known, or some are named; else a wave has no choice."""
     if shapes.ranks is None:
@@ -144,7 +166,7 @@ def _ranks(shapes: Shapes, facts: EngineFacts, warnings: list[str]) -> tuple[int
     return shapes.ranks
 
 
-def _on_each_of(ranks: tuple[int | None, ...]) -> str:
+def _on_each_of(ranks: Sequence[int | None]) -> str:
     return f" to each of {len(ranks)} data-parallel ranks" if len(ranks) > 1 else ""
 
 
@@ -166,24 +188,18 @@ def _rank_refusal(shapes: Shapes, facts: EngineFacts, ranks: tuple[int | None, .
     )
 
 
-def _raised(
-    declared: Cell,
-    batched_tokens: int,
-    draft_tokens: int,
-    plug_tokens: int | None,
-    facts: EngineFacts,
-) -> Cell:
+def _raised(declared: Cell, limits: Limits) -> Cell:
     """R3's gaits and R4's output tokens; of a prefix, what makes whole blocks."""
-    at_once = 1 + draft_tokens
+    batched_tokens, at_once = limits.batched_tokens, 1 + limits.draft_tokens
     if declared.arriving_tokens:
         return _mixed(declared, batched_tokens, at_once)
-    declared = _hit(declared, facts)
+    declared = _hit(declared, limits.facts)
     output_tokens = declared.output_tokens
     gaits: tuple[Gait, ...] = (Gait.LED,)
     if declared.concurrency > 1:
         prefills = math.ceil(declared.wave_computed_tokens / batched_tokens)
         output_tokens = max(output_tokens, (prefills + DECODE_STEPS) * at_once)
-        if declared.wave_computed_tokens <= batched_tokens and plug_tokens is not None:
+        if declared.wave_computed_tokens <= batched_tokens and limits.plug_tokens is not None:
             # A ramp is there for its decode batches, which start from one step for all. Its many
             # short prompts can't all come while a lead of 10 ms runs: 32 x 16 was never shown led
             # on an H200, whose API server needs 30 ms to take 31 bodies.
@@ -194,7 +210,8 @@ def _raised(
         # Alone there is nobody to wait for; one token means "prefill only" and stays one, more
         # means that decoding counts: with drafts, two steps of it can swallow many tokens.
         output_tokens = max(output_tokens, 2 * at_once)
-        output_tokens += _to_one_class(declared.prompt_tokens + output_tokens - 1, draft_tokens)
+        context_tokens = declared.prompt_tokens + output_tokens - 1
+        output_tokens += _to_one_class(context_tokens, limits.draft_tokens)
     ramp = at_once if declared.ramp else 0
     return replace(declared, output_tokens=output_tokens, gaits=gaits, ramp=ramp)
 
