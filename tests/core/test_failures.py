@@ -24,3 +24,15 @@ def test_memory_is_blamed_only_where_it_is_named(message: str, is_memory: bool) 
     told = failure(WaveResult(look=look, results=(result,), spread_s=0.0, took_s=1.0, at_s=0.0))
     assert told is not None
     assert ("--gpu-memory-utilization" in told.sentence) is is_memory
+
+
+def test_a_rank_that_is_not_there_is_no_fault_of_the_cell() -> None:
+    """Where /metrics doesn't tell how many there are, the engine does, in vLLM's words."""
+    message = "data_parallel_rank 5 is out of range [0, 2)."
+    result = Result(Outcome.STREAM_ERROR, sent_s=0.0, status=400, message=message)
+    look = Look(Cell(1, 8, 2, rank=5), Gait.LED)
+    told = failure(WaveResult(look=look, results=(result,), spread_s=0.0, took_s=1.0, at_s=0.0))
+    assert told is not None
+    assert told.sentence.endswith(
+        "correct ranks in the shapes file: the engine doesn't have this one"
+    )

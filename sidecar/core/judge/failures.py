@@ -82,6 +82,8 @@ def _remedy(result: Result, took_s: float) -> str:
         return "look for the end of the engine in its log: it may have died on this cell"
     if any(word in message for word in _TOO_LONG):
         return "raise --max-model-len or lower prompt_tokens and output_tokens in the shapes file"
+    if "data_parallel_rank" in message:
+        return "correct ranks in the shapes file: the engine doesn't have this one"
     return _REMEDY_BY_STATUS.get(result.status or 0, "see the engine's log for the cause")
 
 
