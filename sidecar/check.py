@@ -26,7 +26,8 @@ examples:
   HEALTHCHECK --interval=5s --start-period=24h CMD ["vllm-warmup", "check"]
 """
 
-MAX_ANSWER = 64 * 1024
+MAX_ANSWER = 1024 * 1024
+"""64 engines with the reasons of twenty cells each have 200 kB."""
 _ANY_HOST = {"", "0.0.0.0", "::", "[::]"}
 
 

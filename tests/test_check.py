@@ -1,5 +1,6 @@
 """`vllm-warmup check` in its own process, against sockets that answer as told."""
 
+import json
 import os
 import resource
 import socket
@@ -73,6 +74,18 @@ def test_exit_code_and_reason(answer: bytes, code: int, said: str) -> None:
     assert done.returncode == code, done
     assert said in done.stdout
     assert (done.stdout.count("\n"), done.stderr) == (1, "")
+
+
+def test_the_reasons_of_many_engines_are_read_to_their_end() -> None:
+    """64 servers with twenty cells each: longer than one buffer, and still told."""
+    reasons = [
+        f"rank{n // 20}: cell {n}: held: batch not shown, 6 times in a row" for n in range(1280)
+    ]
+    body = json.dumps({"state": "warming", "reasons": reasons}).encode()
+    with answering(b"HTTP/1.1 503 No\r\n\r\n" + body) as port:
+        done = check("--url", f"http://127.0.0.1:{port}/ready")
+    assert done.returncode == 1
+    assert reasons[-1] in done.stdout
 
 
 def test_a_sidecar_that_hangs_is_given_up() -> None:
