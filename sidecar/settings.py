@@ -21,7 +21,7 @@ from pydantic_settings import (
 )
 
 from sidecar.core import yamltext
-from sidecar.core.errors import ConfigError
+from sidecar.core.errors import ConfigError, unreadable
 from sidecar.core.logs.source import checked_sources
 from sidecar.core.nearest import suggest
 from sidecar.core.urls import EngineAddress, checked_base_url, checked_engines, parse_engines
@@ -277,8 +277,7 @@ def _read(path: Path, limit: int, what: str) -> str:
         with path.open("rb") as file:
             data = file.read(limit + 1)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ConfigError(f"{what} {path} can't be read ({reason}); correct the path") from None
+        raise ConfigError(f"{what} {path} can't be read {unreadable(error)}") from None
     if len(data) > limit:
         raise ConfigError(f"{what} {path} is larger than {limit // 1024} KiB; give another one")
     try:

@@ -88,7 +88,7 @@ BAD = [
     ("WARMUP_ENGINE_URL", "http://vllm:80 00", "WARMUP_ENGINE_URL: .*is no URL.*"),
     ("WARMUP_API_KEY", "two words", "WARMUP_API_KEY holds spaces.*"),
     ("WARMUP_API_KEY_FILE", "/nowhere/key", "the API key file /nowhere/key can't be read.*"),
-    ("WARMUP_API_KEY_FILE", "/", "the API key file / can't be read .is a directory.*"),
+    ("WARMUP_API_KEY_FILE", "/", "the API key file / can't be read .is a directory.; name.*"),
     ("WARMUP_SETTINGS_FILE", "/nowhere/s", "the settings file /nowhere/s can't be read.*"),
 ]
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sidecar.core.errors import ConfigError
+from sidecar.core.errors import ConfigError, unreadable
 from sidecar.core.grid.shapes import Shapes, parse
 from sidecar.core.nearest import suggest
 from sidecar.core.yamltext import MAX_BYTES
@@ -41,8 +41,7 @@ def read_text(name: str) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ConfigError(f"{path}: can't be read ({reason}); correct the path") from None
+        raise ConfigError(f"{path}: can't be read {unreadable(error)}") from None
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_BYTES // 1024} KiB; split it or shorten it")
     try:

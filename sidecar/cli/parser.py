@@ -251,7 +251,7 @@ def _sim_flags(parser: argparse.ArgumentParser) -> None:
         "--time-scale", type=_positive, default=1.0, metavar="X", help="0.1: ten times as fast (1)"
     )
     parser.add_argument(
-        "--start-delay-s", type=_positive, metavar="SECONDS", help="refused for that long (3)"
+        "--start-delay-s", type=_seconds, metavar="SECONDS", help="refused for that long (3)"
     )
     parser.add_argument("--log-file", metavar="FILE", help="its log goes there, not to stdout")
     parser.add_argument("--rules", metavar="FILE", help="what is cold, instead of the built-in")

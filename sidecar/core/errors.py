@@ -53,3 +53,15 @@ class EvidenceMissing(WarmupError):
     """The operator required evidence that this engine doesn't give."""
 
     exit_code = ExitCode.EVIDENCE_MISSING
+
+
+def unreadable(error: OSError) -> str:
+    """Why a file that was named can't be read, and what to change: words to end a sentence with."""
+    why = (error.strerror or str(error)).lower()
+    if isinstance(error, PermissionError):
+        # Mostly a secret of mode 600, mounted from a host where somebody else owns it.
+        return f"({why}); let the user that this runs as read it (65532 in the image)"
+    if isinstance(error, IsADirectoryError):
+        # Docker makes a folder at both ends of a bind mount whose file is not there.
+        return f"({why}); name a file, and if it is a mounted one, see that it exists on the host"
+    return f"({why}); correct the path"

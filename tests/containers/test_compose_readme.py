@@ -1,0 +1,56 @@
+"""The blocks of deploy/compose/README.md, run as they stand there."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.containers.conftest import ROOT
+from tests.containers.docker import Docker
+from tests.containers.project import made
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(300)]
+
+PAGE = (ROOT / "deploy" / "compose" / "README.md").read_text()
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+NAME = "vllm-warmup-sidecar:0.1.0"
+
+
+def block(word: str) -> str:
+    """The one block of the page that has this word."""
+    (text,) = (text for text in BLOCKS if word in text)
+    return str(text)
+
+
+def test_it_can_be_tried_without_a_gpu(docker: Docker, image: str, tmp_path: Path) -> None:
+    """`up --wait` returns: with the image's own health check for the engine it never would."""
+    engine = block("sim").replace(NAME, image)
+    with made(docker, image, tmp_path, engine) as project:
+        project.add("compose.override.yaml")
+        project("up", "--detach", "--wait", limit_s=240)
+        answer = project.ask()
+        assert answer is not None
+        assert answer.status == 200, answer
+        assert docker.health(project.container("vllm")) == "healthy"
+
+
+def test_a_secret_and_a_shapes_file_are_mounted(docker: Docker, image: str, tmp_path: Path) -> None:
+    """By the lines of the page; a key that its owner alone may read is said, with the remedy."""
+    engine = block("sim").replace(NAME, image).replace("0.0.0.0]", "0.0.0.0, --api-key, sesame]")
+    with made(docker, image, tmp_path, engine) as project:
+        project.add("compose.override.yaml")
+        (tmp_path / "compose.mine.yaml").write_text(block("secrets:"))
+        shutil.copy(ROOT / "shapes" / "tiny.yaml", tmp_path / "my-shapes.yaml")
+        key = tmp_path / "engine-key"
+        key.write_text("sesame\n")
+        key.chmod(0o600)
+        project.set(COMPOSE_FILE="compose.yaml:compose.override.yaml:compose.mine.yaml")
+        once = ("compose", "run", "--rm", "--no-deps", "warmup", "once")
+        told = docker(*once, cwd=tmp_path, check=False, merge=True)
+        assert "/run/secrets/engine-key can't be read (permission denied); let the user" in told
+        key.chmod(0o644)
+        project("up", "--detach", "--wait", limit_s=240)
+        answer = project.ask()
+        assert answer is not None
+        assert answer.status == 200, answer
