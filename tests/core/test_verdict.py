@@ -141,6 +141,19 @@ def test_a_slow_plug_is_the_waves_own_cost_and_asks_every_cell_once_more():
     assert told(judge, FOUR).standing is Standing.UNPROVEN
 
 
+def test_a_plugs_token_that_is_read_late_makes_no_baseline():
+    """A busy sidecar reads it along with the wave's: 0.5 s of F seem to be none, and had every
+    later wave been loud."""
+    judge = judge_of(FOUR)
+    for plug_s, step_s in ((0.2, 0.5), (0.7, 0.0001), (0.2, 0.5), (0.2, 0.52)):
+        judge.feed(held(FOUR, plug_s=plug_s, step_s=step_s))
+        judge.feed(led(FOUR))
+    verdict = told(judge, FOUR)
+    assert (verdict.call, verdict.reasons) == (Call.WARM, ())
+    held_figures = next(f for f in verdict.figures if f.gait is Gait.HELD)
+    assert held_figures.baseline_f_s == pytest.approx(0.5)
+
+
 def test_a_plugs_noise_is_not_loud():
     """A plug within its own tolerance of the fastest one tells nothing; R7's resolution says so."""
     judge = judge_of(FOUR)

@@ -155,6 +155,15 @@ class Track:
         plug_s = self._plugs.least_s(entry.wave) or 0.0
         return delay_s if delay_s > self._converge.tolerance_s(f_base_s + plug_s) else 0.0
 
+    def _least_f_s(self, entry: Entry) -> float | None:
+        """F for a baseline. Where the plug's token was read late, perhaps along with the wave's,
+        what is left of F would be too little, and every other wave loud: then it counts from where
+        the plug should have ended, which is never too little."""
+        delay_s = entry.delay_s(self._plugs)
+        if entry.f_s is None or delay_s <= self._converge.floor_s / 2:
+            return entry.f_s
+        return entry.f_s + delay_s
+
     def told_f_s(self, entry: Entry) -> float | None:
         """F for people: with what held up the plug's token."""
         if entry.f_s is None:
@@ -188,7 +197,7 @@ class Track:
             if (e.failed and e.wave.took_s > EVENT_FLOOR_S) or (e.f_s is None and e.compiled)
         ]
         base = [e for e in timed if e.counts] or [e for e in timed if e.valid] or timed
-        f_base = min((e.f_s for e in base if e.f_s is not None), default=None)
+        f_base = min((f_s for e in base if (f_s := self._least_f_s(e)) is not None), default=None)
         g_base = min((e.g_s for e in base), default=None)
         d_base = min((e.d_s for e in base), default=None)
         looks = quiet_run = 0
