@@ -33,7 +33,8 @@ def started(process: subprocess.Popen[str], log: Path) -> str:
 def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     """Its log names the port; /health answers; SIGTERM ends it with 0."""
     log = tmp_path / "engine.log"
-    process = start("--port", "0", "--log-file", str(log), "--model", "mine")
+    flags = ("--port", "0", "--log-file", str(log), "--model", "mine")
+    process = start(*flags, "--start-delay-s", "0")
     try:
         url = started(process, log)
         assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "mine"
