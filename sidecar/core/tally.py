@@ -1,9 +1,9 @@
 """What was sent so far and what became of it: rows for people, totals for dashboards."""
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import TypeVar
 
 from sidecar.core.grid.cells import Gait, Look
 from sidecar.core.judge.attribution import named
@@ -104,6 +104,17 @@ def row_of(judged: Judged, *, at: float) -> WaveRow:
     )
 
 
+_Key = TypeVar("_Key", bound=StrEnum)
+
+
+def _summed(counts: Iterable[Mapping[_Key, int]]) -> dict[_Key, int]:
+    sums: dict[_Key, int] = {}
+    for one in counts:
+        for key, count in one.items():
+            sums[key] = sums.get(key, 0) + count
+    return sums
+
+
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Counted since the sidecar started; only ever grows."""
@@ -117,14 +128,16 @@ class Totals:
     prompt_tokens: int = 0
     output_tokens: int = 0
 
-    def __add__(self, other: "Totals") -> "Totals":
-        return Totals(
-            self.boots + other.boots,
-            self.passes + other.passes,
-            dict(Counter(self.waves) + Counter(other.waves)),
-            dict(Counter(self.requests) + Counter(other.requests)),
-            self.prompt_tokens + other.prompt_tokens,
-            self.output_tokens + other.output_tokens,
+    @classmethod
+    def of_all(cls, each: Sequence["Totals"]) -> "Totals":
+        """Of several engines. They are summed with every change that any of them tells."""
+        return cls(
+            sum(one.boots for one in each),
+            sum(one.passes for one in each),
+            _summed([one.waves for one in each]),
+            _summed([one.requests for one in each]),
+            sum(one.prompt_tokens for one in each),
+            sum(one.output_tokens for one in each),
         )
 
     def with_wave(self, judged: Judged) -> "Totals":

@@ -29,7 +29,7 @@ def together(parts: Mapping[str, Snapshot]) -> Snapshot:
         exit_code=next((part.exit_code for part in each if part.exit_code), None),
         progress=_progress(part.progress for part in each),
         eta_s=_slowest([part.eta_s for part in each if not part.is_ready]),
-        totals=sum((part.totals for part in each), Totals()),
+        totals=Totals.of_all([part.totals for part in each]),
         is_active=any(part.is_active for part in each),
         cell=next((f"{name} {part.cell}" for name, part in parts.items() if part.cell), None),
         warmup_s=max((p.warmup_s for p in each if p.warmup_s is not None), default=None),
