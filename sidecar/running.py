@@ -10,6 +10,7 @@ import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
+from sidecar.adapters.openfiles import raise_limit
 from sidecar.core.errors import ExitCode
 from sidecar.core.grid.shapes import Shapes
 from sidecar.core.policy import Rhythm
@@ -58,6 +59,7 @@ async def serve(
     from sidecar.web.server import Server, listen
     from sidecar.web.waiting import Waiting
 
+    raise_limit()
     waiting = Waiting(lambda: fleet.snapshot)
     # In a thread: it reads and writes files, and the loop may have others to serve.
     fleet = await to_thread.run_sync(
@@ -116,6 +118,7 @@ async def once(
     tried again), at the start deadline, or at a signal (128 + its number). The ready file, where
     one is set, stays behind what was found warm. Raises ConfigError.
     """
+    raise_limit()
     ended = anyio.Event()
     verdicts = Verdicts()
 

@@ -36,3 +36,12 @@ def test_a_rank_that_is_not_there_is_no_fault_of_the_cell() -> None:
     assert told.sentence.endswith(
         "correct ranks in the shapes file: the engine doesn't have this one"
     )
+
+
+def test_too_many_open_files_are_the_sidecars_own() -> None:
+    """The engine did not die of it."""
+    result = Result(Outcome.BROKEN, 0.0, message="no connection: Too many open files")
+    look = Look(Cell(1, 8, 2), Gait.LED)
+    told = failure(WaveResult(look=look, results=(result,), spread_s=0.0, took_s=1.0, at_s=0.0))
+    assert told is not None
+    assert "raise the sidecar's own limit of open files (ulimit -n" in told.sentence

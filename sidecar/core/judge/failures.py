@@ -14,6 +14,8 @@ _NEAR_S = 0.95
 _MESSAGE_LENGTH = 240
 
 _TOO_LONG = ("context length", "max_model_len", "max-model-len", "input length", "too long")
+_NO_FILES = "too many open files"
+"""EMFILE, in the words of errno."""
 _NO_MEMORY = re.compile(r"out ?of ?memory|\boom\b")
 
 
@@ -78,6 +80,11 @@ def _remedy(result: Result, took_s: float) -> str:
         )
     if result.outcome is Outcome.TIMEOUT:
         return "raise budget.request_timeout_s in the shapes file, or see in the engine's log why"
+    if _NO_FILES in message:
+        return (
+            "raise the sidecar's own limit of open files (ulimit -n, LimitNOFILE=), for each "
+            "request of a wave is one, or lower concurrency"
+        )
     if result.outcome is Outcome.BROKEN:
         return "look for the end of the engine in its log: it may have died on this cell"
     if any(word in message for word in _TOO_LONG):
