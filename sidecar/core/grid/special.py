@@ -17,6 +17,10 @@ from sidecar.core.grid.shapesfile import Grid
 SHORT_PROMPT = 16
 """Of a wave that is there for its decode batch: one block."""
 
+REPEATING_PROMPT = 48
+"""The same where the engine speculates: a drafter that looks for what it has seen before finds
+nothing in one block, and without drafts the batch is of other sizes."""
+
 CROSSING_OUTPUT = 4
 """A crossing is about the prefill; a few tokens show that it decodes."""
 
@@ -155,7 +159,8 @@ def _replay(
         whence = "half the largest, for max_num_seqs is not known: say it under engine:"
     requests = [size // at_once for size in sizes if size % at_once == 0]
     reached = [count for count in requests if count <= most]
-    cells += _decoding(reached, batched_tokens)
+    length = REPEATING_PROMPT if facts.speculation else SHORT_PROMPT
+    cells += _decoding(reached, length, batched_tokens)
     others = len(sizes) - len(reached)
     notes.append(
         f"cudagraph: {len(reached)} of {len(sizes)} captured sizes"
@@ -164,10 +169,10 @@ def _replay(
     )
 
 
-def _decoding(counts: Sequence[int], batched_tokens: int) -> Iterator[Cell]:
+def _decoding(counts: Sequence[int], length: int, batched_tokens: int) -> Iterator[Cell]:
+    """By prompts of that length, or as long as all of them fit into one step."""
     for count in counts:
-        length = max(1, min(SHORT_PROMPT, batched_tokens // count))
-        yield Cell(count, length, 1, captured=True)
+        yield Cell(count, max(1, min(length, batched_tokens // count)), 1, captured=True)
 
 
 def _untold(kind: str, name: str, facts: EngineFacts, unfit: list[Unfit], notes: list[str]) -> None:
