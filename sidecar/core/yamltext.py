@@ -5,6 +5,7 @@ few lines can't unfold into millions of values. Two equal keys in one mapping ar
 would silently keep the last.
 """
 
+import re
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,8 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SCALARS = yaml.constructor.SafeConstructor()
 _KNOWN_SCALARS = frozenset(f"tag:yaml.org,2002:{t}" for t in ("null", "bool", "int", "float"))
 _TEXT_SCALARS = frozenset(f"tag:yaml.org,2002:{t}" for t in ("str", "timestamp", "value"))
+_SURPRISING = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-9_.]+)+)")
+"""What YAML 1.1 counts by eights (0350 is 232) or by sixties (1:30 is 90)."""
 _COLLECTIONS = frozenset(f"tag:yaml.org,2002:{t}" for t in ("map", "seq"))
 
 
@@ -137,6 +140,11 @@ class _Walk:
         if node.tag in _TEXT_SCALARS:
             return node.value
         if node.tag in _KNOWN_SCALARS:
+            if _SURPRISING.fullmatch(node.value) and node.tag.endswith(("int", "float")):
+                raise ConfigError(
+                    f"{self.name}:{line}: YAML reads {node.value[:40]} as another number; write it "
+                    "without a leading 0 and without colons"
+                )
             try:
                 return _SCALARS.construct_object(node)
             except (ValueError, OverflowError, yaml.YAMLError):

@@ -28,6 +28,11 @@ BOMB = (
 BAD = [
     # text, what the sentence must say
     ("", "f.yaml: is empty; .*"),
+    (
+        "cells:\n- {prompt_tokens: 0350}\n",
+        "f.yaml:2: YAML reads 0350 as another number; write it without a leading 0 .*",
+    ),
+    ("cells: [{prompt_tokens: 1:30}]", "f.yaml:1: YAML reads 1:30 as another number; write .*"),
     ("ranks: 2\n" + CELL, r"f.yaml:1: ranks: must be a list; write \[2\]"),
     ("cells:\n", "f.yaml:1: cells: has no value; give it one, or remove it"),
     (
