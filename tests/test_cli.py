@@ -267,6 +267,18 @@ def test_one_engine_of_several_has_to_be_named(tmp_path: Path) -> None:
     assert "500 prompt tokens/s" in planned.stdout, planned
 
 
+def test_plan_counts_the_requests_of_all_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the rows and in the total, with how many there are; the seconds are those of one."""
+    path = tmp_path / "s.yaml"
+    path.write_text("ranks: [0, 1]\ncells: [{prompt_tokens: 800, output_tokens: 1}]\n")
+    assert code_of("plan", "--shapes", str(path)) == 0
+    out = capsys.readouterr().out
+    assert "a pass: 2 waves, 2 requests, 1,600 prompt and 2 output tokens, of 2 data-par" in out
+    assert re.search(r"-c1-p800-o1 +led +2 +2 +1,600 +2 +0\.1\n", out)
+
+
 def test_plan_of_an_unfit_grid_is_printed_and_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -139,10 +139,12 @@ def _print_table(plan: Plan, speed: Speed) -> None:
 
 def _words(plan: Plan, cost: PlanCost, basis: Basis) -> Iterator[str]:
     a_pass, total = cost.a_pass, cost.total
+    count = len(plan.ranks)
+    ranks = f", of {count} data-parallel ranks at the same time" if count > 1 else ""
     yield ""
     yield (
         f"a pass: {a_pass.waves} waves, {a_pass.requests} requests, "
-        f"{a_pass.prompt_tokens:,} prompt and {a_pass.output_tokens:,} output tokens"
+        f"{a_pass.prompt_tokens:,} prompt and {a_pass.output_tokens:,} output tokens{ranks}"
     )
     yield (
         f"adds about {_about(total.seconds)} s to a scale-out: "
