@@ -103,6 +103,7 @@ class Watch:
             group.start_soon(self._watch_health)
             group.start_soon(self._watch_identity, mark, on_mark)
             group.start_soon(self._watch_presence)
+            group.start_soon(self._watch_itself)
             await self._lost.wait()
             group.cancel_scope.cancel()
         assert self._loss is not None
@@ -187,6 +188,17 @@ class Watch:
         while self._loss is None:
             await anyio.sleep(self._rhythm.presence_every_s)
             self._judge_presence(await self._engine.presence())
+
+    async def _watch_itself(self) -> None:
+        """A container that was paused, a core that others held: nobody looked meanwhile. Without
+        this the gate stood open for up to two seconds more, whatever had become of the engine."""
+        while self._loss is None:
+            due = anyio.current_time() + self._rhythm.health_every_s
+            await anyio.sleep_until(due)
+            held_up_s = anyio.current_time() - due
+            if held_up_s >= self._rhythm.held_up_s:
+                reason = f"the sidecar itself was held up for {held_up_s:.0f} s; it looks again"
+                self.report(Loss(reason, broken=False))
 
     def _with_hint(self, reason: str) -> str:
         return f"{reason} ({self._hint})" if self._hint else reason

@@ -24,6 +24,8 @@ class Rhythm:
     """Whether a cell that is held back was released by the operator."""
     between_marks_s: float = 0.2
     """Of the marks that are taken before a new boot is believed."""
+    held_up_s: float = 3.0
+    """So much later than it wanted to look the sidecar was held up itself: what it knows is old."""
 
 
 @dataclass(frozen=True, slots=True)
