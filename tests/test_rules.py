@@ -248,6 +248,7 @@ def test_readme_shows_shapes_that_load() -> None:
     """Whoever copies the example gets what it says."""
     (example,) = re.findall(r"```yaml\n(# yaml-language-server.*?)```", README, re.DOTALL)
     assert len(parse(example, "README.md").cells) == 15
-    (special,) = re.findall(r"```yaml\n(special:.*?)```", README, re.DOTALL)
+    page = (ROOT / "shapes" / "README.md").read_text()
+    (special,) = re.findall(r"```yaml\n(special:.*?)```", page, re.DOTALL)
     shapes = parse(f"grid: {{concurrency: [4], prompt_tokens: [512]}}\n{special}", "README.md")
     assert (len(shapes.cells), len(shapes.derived.beside)) == (3, 3)

@@ -86,9 +86,9 @@ def test_what_a_file_suggests_in_comments_is_right(name: str) -> None:
 
 
 def test_the_readme_s_shapes_are_right() -> None:
-    """What can be copied out of the README is a good file, or a piece of one."""
-    readme = (SHAPES.parent / "README.md").read_text()
-    blocks = re.findall(r"^```yaml\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    """What can be copied out of either page is a good file, or a piece of one."""
+    pages = (SHAPES.parent / "README.md").read_text() + (SHAPES / "README.md").read_text()
+    blocks = re.findall(r"^```yaml\n(.*?)^```", pages, re.MULTILINE | re.DOTALL)
     shapes = [b for b in blocks if re.match(r"# yaml-language|(variants|special|grid|cells):", b)]
     assert len(shapes) >= 3
     for block in shapes:
