@@ -92,17 +92,17 @@ def test_what_follows_from_the_engine_is_told_before_it_is_known() -> None:
     assert parse(text.replace("true", "false") + "}", "f.yaml").derived.told == ""
 
 
-def test_off_grid_adds_and_does_not_multiply() -> None:
-    """L - 7 and L + 1 once for each length, c - 1 once for each even concurrency, none declared
-    twice, and the plan says how many."""
+def test_off_grid_lies_beside_each_length() -> None:
+    """L - 7, L + 1, and c - 1 for each even concurrency, by no output length or variant more; none
+    that is declared, and the plan says how many."""
     plan = plan_of(
         "grid: {concurrency: [1, 4, 8], prompt_tokens: [5, 512], output_tokens: [9, 20]}\n"
         "cells: [{prompt_tokens: 513}]\nspecial: {off_grid: true}"
     )
     declared = [(c, n) for c in (1, 4, 8) for n in (5, 512) for _ in range(2)] + [(1, 513)]
-    beside = [(1, 6), (1, 505), (3, 5), (7, 5)]
+    beside = [(1, 6), (1, 505), (3, 5), (7, 5), (3, 513), (7, 513)]
     assert points(plan) == sorted(declared + beside)
-    assert "off_grid: 4 cells beside the grid" in plan.notes
+    assert "off_grid: 6 cells beside the grid" in plan.notes
     assert all(c.output_tokens <= 20 for c in plan.cells)
 
 

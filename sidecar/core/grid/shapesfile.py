@@ -138,8 +138,8 @@ class Special(_Form):
 
     off_grid: bool = Field(
         default=False,
-        description="Beside the grid: each length less 7 and plus 1 at the smallest concurrency, "
-        "each even concurrency less 1 at the shortest prompt, by the grid's first variant. Kernels "
+        description="Beside each length of the grid: 7 less and 1 more at the smallest "
+        "concurrency, and each even concurrency less 1, by the grid's first variant. Kernels "
         "differ by whether a number divides by 16 or 2; one was cold at 513 tokens and not at 514.",
     )
     chunk_crossing: Multiples = Field(

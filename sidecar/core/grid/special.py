@@ -69,13 +69,15 @@ class Found:
 def beside(
     grid: Grid, variant: Variant, drafts: Drafts | None, declared: Collection[Cell]
 ) -> tuple[Cell, ...]:
-    """Off the grid: L - 7 and L + 1 for each length at the smallest concurrency, and c - 1 for
-    each even concurrency at the shortest prompt, made odd. So at most 2 x lengths + concurrencies,
-    not their product."""
+    """Off the grid, beside each of its lengths: L - 7 and L + 1 at the smallest concurrency, and
+    c - 1 for each even concurrency, of L made odd. By one variant, so never more than the grid has
+    and two for each length."""
     output_tokens = min(grid.output_tokens)
-    least, shortest = min(grid.concurrency), min(grid.prompt_tokens)
-    points = [(least, length + off) for length in grid.prompt_tokens for off in (-7, 1)]
-    points += [(c - 1, shortest | 1) for c in grid.concurrency if c % 2 == 0]
+    odd = [c - 1 for c in grid.concurrency if c % 2 == 0]
+    points: list[tuple[int, int]] = []
+    for length in grid.prompt_tokens:
+        points += [(min(grid.concurrency), length + off) for off in (-7, 1)]
+        points += [(concurrency, length | 1) for concurrency in odd]
     taken = _points(declared, variant)
     return tuple(
         Cell(concurrency, length, output_tokens, variant, drafts=drafts)
