@@ -162,9 +162,10 @@ def _cells(verdict: GridVerdict) -> Iterator[Metric]:
     first = GaugeMetricFamily(
         "warmup_first_token_seconds",
         "First token of the slowest request of a wave: the first wave's, the best, the last's.",
-        labels=["cell", "gait", "figure"],
+        labels=["cell", "rank", "gait", "figure"],
     )
     for cell in verdict.cells:
+        rank = "" if cell.cell.rank is None else str(cell.cell.rank)
         for figures in cell.figures:
             for figure, value in (
                 ("first", figures.first_f_s),
@@ -172,7 +173,7 @@ def _cells(verdict: GridVerdict) -> Iterator[Metric]:
                 ("last", figures.last_f_s),
             ):
                 if value is not None:
-                    first.add_metric([cell.cell.id, figures.gait, figure], value)
+                    first.add_metric([cell.cell.id, rank, figures.gait, figure], value)
     yield first
 
 

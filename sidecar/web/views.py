@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from sidecar import __version__
+from sidecar.core.grid.cells import Drafts
 from sidecar.core.grid.cost import Speed
 from sidecar.core.judge.verdict import Call, CellVerdict, GaitFigures, Kernel, Standing
 from sidecar.core.logs.items import SourceState
@@ -137,6 +138,10 @@ class CellStatus(_Body):
     variant: str
     endpoint: str
     role: str
+    rank: int | None = Field(description="The data-parallel rank that is asked; null: no choice.")
+    prefix_tokens: int = Field(description="Of each prompt so many are in the prefix cache.")
+    arriving_tokens: int = Field(description="Of a prompt that comes while the others decode.")
+    drafts: Drafts | None = Field(description="What becomes of drafts; null: not declared.")
     verdict: Call
     standing: Standing
     reasons: tuple[str, ...]
@@ -275,6 +280,10 @@ def _cell(judged: CellVerdict, waves: tuple[Wave, ...]) -> CellStatus:
         variant=cell.variant.name,
         endpoint=cell.variant.endpoint,
         role=cell.role,
+        rank=cell.rank,
+        prefix_tokens=cell.prefix_tokens,
+        arriving_tokens=cell.arriving_tokens,
+        drafts=cell.drafts,
         verdict=judged.call,
         standing=judged.standing,
         reasons=judged.reasons,

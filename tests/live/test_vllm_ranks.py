@@ -62,6 +62,9 @@ def test_every_cell_is_proven_on_every_rank(sidecar: Sidecar) -> None:
     cells = sidecar.report()["verdict"]["cells"]
     calls = {(c["cell"]["rank"], c["call"]) for c in cells if c["cell"]["role"] == "grid"}
     assert calls == {(0, "warm"), (1, "warm")}
+    shown = sidecar.get("/status")
+    assert shown is not None
+    assert {(c["rank"], c["verdict"]) for c in shown["cells"] if c["role"] == "grid"} == calls
 
 
 def test_the_engine_counted_the_same_on_both(engine: VllmServer, sidecar: Sidecar) -> None:

@@ -319,8 +319,21 @@ async def test_metrics_tell_what_was_sent_and_seen():
     assert values[("warmup_duration_seconds",)] == 12.5
     assert values["warmup_cells", ("verdict", "not_yet")] == 1
     assert values["warmup_cells", ("verdict", "unknown")] == 0
-    figure = ("cell", COLD.id), ("figure", "first"), ("gait", "led")
+    figure = ("cell", COLD.id), ("figure", "first"), ("gait", "led"), ("rank", "")
     assert values["warmup_first_token_seconds", *figure] == 3.5
+
+
+async def test_a_cell_tells_its_data_parallel_rank():
+    """In /status, and in a label of its figures."""
+    cells = [
+        replace(c, cell=replace(c.cell, rank=1)) if c.cell == COLD else c for c in VERDICT.cells
+    ]
+    snapshot = replace(WARMING, verdict=replace(VERDICT, cells=tuple(cells)))
+    async with client(snapshot) as http:
+        status = (await http.get("/status")).json()
+    assert {c["rank"] for c in status["cells"]} == {1, None}
+    figure = ("cell", f"{COLD.id}-dp1"), ("figure", "first"), ("gait", "led"), ("rank", "1")
+    assert (await samples(snapshot))["warmup_first_token_seconds", *figure] == 3.5
 
 
 async def test_what_is_not_there_has_no_sample():
