@@ -229,7 +229,8 @@ def _sources(settings: Settings, of: str | None) -> tuple[SourceSpec, ...]:
             f"WARMUP_LOG: {ENGINE} stands for a name in WARMUP_ENGINE_URLS, which is not set; "
             "write the place itself"
         )
-    other = next((one.name for one in settings.engines if one.name != of), None)
+    others = () if of is None else (one.name for one in settings.engines if one.name != of)
+    other = next(iter(others), None)
     try:
         specs = parse_sources(text.replace(ENGINE, of or ""))
         shared = () if other is None else parse_sources(text.replace(ENGINE, other))

@@ -88,7 +88,7 @@ def test_how_a_container_ended_tells_what_became_of_a_cell_in_flight(
 
         def is_sent() -> bool:
             text = in_flight.read_text() if in_flight.exists() else ""
-            return "-c2-" in text and '"lost":false' in text and not sidecar.reasons()
+            return "-c2-" in text and '"lost":false' in text and sidecar.is_sending()
 
         def is_held() -> bool:
             return any("is held back" in reason for reason in sidecar.reasons())

@@ -52,12 +52,13 @@ class Machine:
     """Settings in place of those in warmup.env that a test can't use."""
 
     def placed(self, text: str) -> str:
-        text = text.replace("/opt/vllm-warmup/bin/vllm-warmup", str(WARMUP))
-        text = text.replace("/opt/vllm/bin/vllm", str(self.vllm)).replace("8000", self._port)
+        text = text.replace("8000", self._port)
         for path in ("/etc/", "/var/", "/run/"):
             if text.startswith(path) or f"//{path}" in text or f"={path}" in text:
                 text = text.replace(path, f"{self.folder}{path}", 1)
-        return text
+        # last: this checkout may itself lie below one of these folders
+        text = text.replace("/opt/vllm-warmup/bin/vllm-warmup", str(WARMUP))
+        return text.replace("/opt/vllm/bin/vllm", str(self.vllm))
 
     @property
     def _port(self) -> str:

@@ -120,6 +120,11 @@ class Sidecar:
         body = self.ready()
         return [] if body is None or body["ready"] else list(body["reasons"])
 
+    def is_sending(self) -> bool:
+        """Whether it warms, and does not rest between two waves."""
+        reasons = self.reasons()
+        return bool(reasons) and all(reason.startswith("warming: ") for reason in reasons)
+
     def get(self, path: str) -> dict[str, Any] | None:
         try:
             with urllib.request.urlopen(self.url + path, timeout=5) as answer:

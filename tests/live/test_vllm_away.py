@@ -101,7 +101,7 @@ def test_a_server_killed_in_a_wave_is_remembered_with_the_cell(
 
         def is_sent() -> bool:
             text = in_flight.read_text() if in_flight.exists() else ""
-            return "-c8-" in text and '"lost":false' in text and not sidecar.reasons()
+            return "-c8-" in text and '"lost":false' in text and sidecar.is_sending()
 
         sidecar.wait_until("its long wave is in flight", is_sent, 120)
         sidecar.end(signal.SIGKILL)

@@ -190,6 +190,14 @@ def built(log, **engines):
 TWO = "a=http://h:1 b=http://h:2"
 
 
+@pytest.mark.parametrize("more", [{}, {"engine_urls": "a=http://h:1"}])
+@pytest.mark.parametrize("log", ["syslog+udp://127.0.0.1:5514", "syslog+unix:///run/x.sock"])
+def test_one_port_is_the_log_of_one(more, log):
+    """Named or not."""
+    (parts,) = wiring.build(Settings(log=log, **more), parse(SHAPES, "s")).members.values()
+    assert [state.source for state in parts.snapshot.logs] == [log]
+
+
 @pytest.mark.parametrize(
     ("log", "engines", "sentence"),
     [
