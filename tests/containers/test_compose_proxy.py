@@ -25,7 +25,7 @@ from tests.proxies.users import MARK, Users
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(300)]
 
 COLD_S = 1.0
-START_S = 6
+START_S = 12
 """From the engine's process to its open port; a vLLM takes 10 s and more."""
 SOME = 25
 CUT_S = 10.0
@@ -120,12 +120,12 @@ class Site:
         wait_until("the gate is shut", lambda: self.ready().get("ready") is False, limit_s)
         return str(self.ready()["reasons"][0])
 
-    def wait_refused(self) -> None:
-        """A user is told when to come again."""
+    def wait_refused(self) -> float:
+        """A user is told when to come again; the moment from which on everybody must be."""
 
         def is_so() -> bool:
             try:
-                urllib.request.urlopen(f"{self.url('proxy', 8080)}/v1/models", timeout=10).close()
+                urllib.request.urlopen(f"{self.url('proxy', 8080)}/v1/models", timeout=20).close()
             except urllib.error.HTTPError as problem:
                 with problem:
                     return problem.code == 503 and problem.headers["Retry-After"] == "10"
@@ -134,6 +134,7 @@ class Site:
             return False
 
         wait_until("the proxy answers 503 with Retry-After", is_so, 30)
+        return time.monotonic()
 
     def assert_nobody_paid(self) -> None:
         """By the books and the access log of this life of the engine."""
@@ -192,12 +193,12 @@ def survive_a_crash(this: Site, users: Users) -> None:
     killed = time.monotonic()
     this.project.crash("vllm")
     this.wait_shut(10)
-    this.wait_refused()
+    refused = this.wait_refused()
     again = this.wait_ready(2)
     users.wait_served(SOME, since=again)
     this.assert_nobody_paid()
-    # Who came while the gate was not yet shut may have waited for a connection, or lost one.
-    late = [one for one in users.unserved if one.began > killed + 3 or one.ended < killed]
+    # Who came before the proxy had noticed may have waited for a connection, or lost one.
+    late = [one for one in users.unserved if one.began > refused or one.ended < killed]
     assert late, "nobody came"
     assert {(one.status, one.retry_after) for one in late} == {(503, "10")}
 
