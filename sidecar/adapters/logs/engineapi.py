@@ -12,9 +12,10 @@ from sidecar.core.logs.docker import kept_bytes, stamp_ns
 from sidecar.core.logs.source import DockerSpec
 
 _ANSWER_S = 10.0
-IDLE_S = 60.0
+IDLE_S = 10.0
 """A log may be silent for hours. Then it is asked for anew, in case the daemon has hung up without
-a word: nothing is lost or doubled by that."""
+a word, or follows a container that ended just as it began to: nothing is lost or doubled by that,
+and such a question costs next to nothing."""
 _MAX_ANSWER_BYTES = 8 << 20
 _RUNNING = frozenset({"running", "paused"})
 _ALIVE = frozenset({"running", "paused", "restarting"})
