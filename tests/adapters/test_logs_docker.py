@@ -100,6 +100,16 @@ async def test_a_life_too_short_to_be_met_is_read_all_the_same(docker):
         ]
 
 
+async def test_a_life_that_ended_before_docker_noted_its_start_is_read(docker):
+    """FinishedAt was a millisecond before StartedAt: it is this life's end, not the last one's."""
+    vllm = docker.add(
+        "vllm", status="exited", started_ns=100 * SECOND, finished_ns=100 * SECOND - 1
+    )
+    vllm.print("ValueError: bad flag", 100 * SECOND - 1_000_000)
+    async with follow_log(docker) as follow:
+        await until_told(follow, "began: seen first", "ValueError: bad flag", "ended: exit code 0")
+
+
 async def test_a_container_that_is_made_anew_is_another_run(docker):
     """Its whole log is read; that the end of the old one could not be checked is a gap."""
     old = docker.add("vllm")

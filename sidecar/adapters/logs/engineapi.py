@@ -229,10 +229,12 @@ async def _body(response: httpx.Response) -> bytes:
 
 def _since_ns(state: _State) -> int:
     """Docker notes StartedAt when the process may have printed already: what follows the end of the
-    run before belongs to this one."""
+    run before belongs to this one. A process that was over by then has an end before its start."""
     started, finished = stamp_ns(state.started_at.encode()), stamp_ns(state.finished_at.encode())
     if started is None or started <= 0:
         return 0
-    if finished is not None and 0 < finished < started:
+    if finished is None or finished <= 0:
+        return 0
+    if state.status in _RUNNING and finished < started:
         return finished
-    return max(0, started - 10**9) if finished is not None and finished > started else 0
+    return max(0, min(started, finished) - 10**9)
