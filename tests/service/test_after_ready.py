@@ -123,7 +123,7 @@ async def test_an_absence_shuts_with_its_reason_and_costs_a_warm_up(away, back, 
     async with simulator(WARM) as sim, serving(sim.url, rhythm=QUICK) as sidecar:
         before = await sidecar.until_ready()
         sim.turn(away)
-        shut = await sidecar.until(lambda body: not body["ready"], limit_s=3)
+        shut = await sidecar.until(lambda body: not body["ready"], limit_s=10)
         assert reason in shut["reasons"][0]
         sim.turn(back)
         after = await sidecar.until_ready()
@@ -139,7 +139,7 @@ async def test_by_a_setting_a_light_sleep_opens_again_at_once():
         before = await sidecar.until_ready()
         requests = sim.life.generation_requests
         sim.turn(Knobs(sleep_level=1))
-        await sidecar.until(lambda body: not body["ready"], limit_s=3)
+        await sidecar.until(lambda body: not body["ready"], limit_s=10)
         sim.turn(Knobs(sleep_level=0))
         after = await sidecar.until_ready()
         assert sim.life.generation_requests == requests
@@ -152,7 +152,7 @@ async def test_without_development_mode_the_metric_tells_of_a_sleep():
     async with simulator(profile) as sim, serving(sim.url, rhythm=QUICK) as sidecar:
         await sidecar.until_ready()
         sim.turn(Knobs(sleep_level=1))
-        shut = await sidecar.until(lambda body: not body["ready"], limit_s=3)
+        shut = await sidecar.until(lambda body: not body["ready"], limit_s=10)
         assert "sleeping (level 1)" in shut["reasons"][0]
         sim.turn(Knobs(sleep_level=0))
         assert (await sidecar.until_ready())["boot"]["number"] == 1
