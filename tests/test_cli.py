@@ -124,6 +124,7 @@ def test_an_unknown_variable_from_the_outside() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.programs
 def test_nobody_there_from_the_outside() -> None:
     """`once` against nothing: exit 4 after the start deadline, and what it waited for."""
     done = run("once", "--engine-url", NOBODY, "--start-deadline-s", "0.5", "--shapes", "tiny")
@@ -351,6 +352,7 @@ def sim(*arguments: str) -> Iterator[str]:
             assert process.returncode == 0
 
 
+@pytest.mark.programs
 def test_once_against_the_simulator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The whole: `sim` serves, `plan` asks it, `once` warms it and exits 0, `report` repeats it;
     `once` again adopts the verdict, sends nothing and prints the same report. `shapes suggest`

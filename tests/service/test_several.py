@@ -92,6 +92,7 @@ async def test_one_engine_has_no_page_by_name():
     assert "there is one engine, ask /ready" in answer.json()["detail"]
 
 
+@pytest.mark.programs
 async def test_each_verdict_outlives_the_sidecar(tmp_path):
     """Both are adopted; their reports are told apart by --engine."""
     async with simulator(WARM) as one, simulator(WARM) as two:
