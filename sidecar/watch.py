@@ -20,7 +20,7 @@ SILENT = "/health answers, but neither /metrics nor /v1/models nor /version does
 
 NOT_ONE_ENGINE = (
     "this URL is a load balancer: more than one engine answers behind it; "
-    "point the sidecar at one engine"
+    "give the address of one engine, or of each in WARMUP_ENGINE_URLS"
 )
 
 

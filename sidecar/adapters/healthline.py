@@ -16,8 +16,8 @@ _MAX_BYTES = 1 << 20
 _CONNECT_SHARE = 0.8
 """Of the limit: so that a connection that was never made is told from an answer that never came."""
 
-
 _IDLE_S = 4.0
+"""Between two looks, at most, for the kept connection's end to mean anything."""
 
 _CONNECT_AGAIN_S = 2.0
 """For a connection in place of one that broke: Linux sends its first packet twice in that time."""

@@ -17,7 +17,7 @@ from sidecar.core.logs.head import Origin
 from sidecar.core.logs.window import Completeness, WindowReport
 from sidecar.core.wire.metrics import delta
 from sidecar.core.wire.metrics import parse as scrape
-from tests.core.waves import cell, counters, held, led
+from tests.core.waves import cell, held, led
 
 CELLS = (cell(4, 100), cell(1, 10))
 FIRST = Cell(1, 4096, 1, role=Role.HIGH_WATER)
@@ -207,11 +207,3 @@ def test_the_steps_of_one_rank_show_nothing_of_another():
     unread = own_of(told, None, look)
     assert (unread.steps, unread.compiles) == (None, told.compiles)
     assert own_of(told, scrape('vllm:num_preemptions_total{engine="0"} 0'), look).shows_steps
-
-
-def test_counters_of_a_wave_are_its_ranks():
-    """Two waves of one volley, each with its own delta, are both valid."""
-    judge = Judge(PLAN, TWO, Converge())
-    looks = [look for look in judge.looks if look.cell.prompt_tokens == 10]
-    judged = judge.feed_together([wave_of(look, delta=counters(look.cell)) for look in looks])
-    assert [one.valid for one in judged] == [True, True]

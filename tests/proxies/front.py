@@ -2,17 +2,29 @@
 one life of an engine is then seen through each of them."""
 
 import time
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tests.proxies.proxy import Backend, Proxy
 from tests.proxies.users import Users
 
 
-class Front:
-    """Proxies from the block's begin to its end; users from `let_in` to `__exit__`."""
+class _Together(ExitStack):
+    """Things that are entered as one, and left as one."""
+
+    def __init__(self, things: list[Any]) -> None:
+        super().__init__()
+        self._things: list[AbstractContextManager[Any]] = things
+
+    def __enter__(self) -> Self:
+        for thing in self._things:
+            self.enter_context(thing)
+        return self
+
+
+class Front(_Together):
+    """A proxy of each name, from the block's begin to its end."""
 
     def __init__(
         self,
@@ -26,44 +38,18 @@ class Front:
         for name in names:
             (own := folder / name).mkdir(exist_ok=True)
             self.proxies.append(Proxy(name, own, backends, path=path))
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        for proxy in self.proxies:
-            self._stack.enter_context(proxy)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.close()
+        super().__init__(self.proxies)
 
     def users(self) -> "Crowd":
         return Crowd([Users(proxy.url, name=proxy.name) for proxy in self.proxies])
 
 
-class Crowd:
+class Crowd(_Together):
     """The users of every proxy, who send from the block's begin to its end."""
 
     def __init__(self, of: list[Users]) -> None:
+        super().__init__(of)
         self.of = of
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        for users in self.of:
-            self._stack.enter_context(users)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.close()
 
     def wait_served(self, count: int, *, since: float | None = None) -> None:
         """Wait until so many of each proxy's users who came after `since` (now) were served."""

@@ -21,8 +21,8 @@ from tests.live.sidecar import vllm_warmup
 from tests.service.running import PROFILE, QUICK, SHAPES, WARM, serving
 
 
-def urls(*sims, **named):
-    return " ".join([s.url for s in sims] + [f"{name}={s.url}" for name, s in named.items()])
+def urls(**named):
+    return " ".join(f"{name}={sim.url}" for name, sim in named.items())
 
 
 async def until(condition):
