@@ -1,6 +1,7 @@
 """Two data-parallel ranks behind one URL: each is cold by itself, and both are warmed at once."""
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -52,7 +53,10 @@ def test_each_rank_is_cold_and_both_are_warmed_at_once(sidecar: Sidecar) -> None
     first = [waves(report, rank)[0] for rank in (0, 1)]
     assert all(wave["f_s"] > COLD_S for wave in first), first
     assert first[0]["at"] == first[1]["at"]
-    assert sidecar.ready()["ready"]
+    ready = sidecar.ready()
+    assert ready is not None
+    opened = datetime.fromisoformat(ready["since"]).timestamp()
+    assert max(wave["at"] for wave in report["waves"]) < opened, "shut until both were warm"
     standing = {c["cell"]["rank"]: c["standing"] for c in report["verdict"]["cells"]}
     assert set(standing) == {0, 1}
 

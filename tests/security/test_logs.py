@@ -61,6 +61,22 @@ class Forger:
         if self._line is not None:
             self._line.close()
 
+    def _connect(self) -> socket.socket:
+        """Raises OSError where nobody listens yet: the next `write` tries again."""
+        kind = socket.SOCK_DGRAM if self.way == "syslog+udp" else socket.SOCK_STREAM
+        if self.way == "syslog+unix":
+            family, address = socket.AF_UNIX, str(self.path)
+        else:
+            family, address = socket.AF_INET, ("127.0.0.1", self.port)
+        line = socket.socket(family, kind)
+        line.settimeout(5)
+        try:
+            line.connect(address)
+        except OSError:
+            line.close()
+            raise
+        return line
+
     def write(self, lines) -> None:
         text = "".join(f"{line}\n" for line in lines)
         if self.way == "file":
@@ -73,11 +89,7 @@ class Forger:
         ]
         with suppress(OSError):
             if self._line is None:
-                kind = socket.SOCK_DGRAM if self.way == "syslog+udp" else socket.SOCK_STREAM
-                is_unix = self.way == "syslog+unix"
-                self._line = socket.socket(socket.AF_UNIX if is_unix else socket.AF_INET, kind)
-                self._line.settimeout(5)
-                self._line.connect(str(self.path) if is_unix else ("127.0.0.1", self.port))
+                self._line = self._connect()
             for message in messages:
                 self._line.sendall(message + b"\n")
 
