@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -106,13 +107,15 @@ class Module:
                 yield node.func.id
 
 
-def modules() -> list[Module]:
+@cache
+def modules() -> tuple[Module, ...]:
+    """Not before a test asks for them: every run, of whatever tests, collects this file."""
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text()
         name = path.relative_to(PACKAGE).with_suffix("").as_posix()
         found.append(Module(name, ast.parse(text), text.count("\n")))
-    return found
+    return tuple(found)
 
 
 def is_under(name: str, parent: str) -> bool:
@@ -124,45 +127,46 @@ def layer_of(name: str) -> str | None:
     return next((layer for layer, (places, _) in LAYERS.items() if probe.is_one_of(places)), None)
 
 
-each_module = pytest.mark.parametrize("module", modules(), ids=lambda m: m.name)
-
-
-@each_module
-def test_imports_point_down(module: Module) -> None:
+def test_imports_point_down() -> None:
     """A module imports only from its own layer and from those below it."""
-    if module.name == "__init__":
-        assert not list(module.imports()), "sidecar/__init__.py holds the version, nothing else"
-        return
-    layer = layer_of(module.name)
-    assert layer is not None, f"sidecar/{module.name}.py belongs to no layer: name it in LAYERS"
-    allowed = {layer, *LAYERS[layer][1]}
-    for name in module.imports():
-        if not name.startswith("sidecar."):
+    wrong = []
+    for module in modules():
+        if module.name == "__init__":
+            assert not list(module.imports()), "sidecar/__init__.py holds the version, nothing else"
             continue
-        target = layer_of(name.removeprefix("sidecar.").replace(".", "/"))
-        if target is None:  # `from sidecar import __version__`
-            continue
-        assert target in allowed, f"sidecar/{module.name}.py ({layer}) may not import {name}"
+        layer = layer_of(module.name)
+        assert layer is not None, f"sidecar/{module.name}.py belongs to no layer: name it in LAYERS"
+        allowed = {layer, *LAYERS[layer][1]}
+        for name in module.imports():
+            if not name.startswith("sidecar."):
+                continue
+            target = layer_of(name.removeprefix("sidecar.").replace(".", "/"))
+            if target is not None and target not in allowed:  # None: `from sidecar import …`
+                wrong.append(f"sidecar/{module.name}.py ({layer}) may not import {name}")
+    assert wrong == []
 
 
-@each_module
-def test_core_is_pure(module: Module) -> None:
+def test_core_is_pure() -> None:
     """Nothing in core reaches a socket, file, clock, environment or event loop."""
-    if not module.is_one_of(("core",)):
-        return
-    impure = [name for name in module.imports() if any(is_under(name, bad) for bad in IMPURE)]
-    assert not impure, f"sidecar/{module.name}.py imports {impure}"
-    assert "open" not in set(module.uses()), f"sidecar/{module.name}.py opens a file"
+    wrong = []
+    for module in modules():
+        if module.is_one_of(("core",)):
+            impure = [n for n in module.imports() if any(is_under(n, bad) for bad in IMPURE)]
+            wrong += [f"sidecar/{module.name}.py imports {name}" for name in impure]
+            if "open" in module.uses():
+                wrong.append(f"sidecar/{module.name}.py opens a file")
+    assert wrong == []
 
 
-@each_module
-def test_a_thing_is_used_only_where_it_belongs(module: Module) -> None:
+def test_a_thing_is_used_only_where_it_belongs() -> None:
     """The environment, the clock, the printer and each big library have their one place."""
-    for thing, places in ONLY_HERE.items():
-        if module.is_one_of(places):
-            continue
-        used = [name for name in module.uses() if is_under(name, thing)]
-        assert not used, f"sidecar/{module.name}.py uses {used[0]}; only {', '.join(places)} may"
+    wrong = []
+    for module in modules():
+        used = set(module.uses())
+        for thing, places in ONLY_HERE.items():
+            if not module.is_one_of(places) and any(is_under(name, thing) for name in used):
+                wrong.append(f"sidecar/{module.name}.py uses {thing}; only {places} may")
+    assert wrong == []
 
 
 def test_check_imports_the_standard_library_only() -> None:
@@ -172,19 +176,20 @@ def test_check_imports_the_standard_library_only() -> None:
     assert not foreign, f"sidecar/check.py imports {foreign}"
 
 
-@each_module
-def test_a_module_has_one_noun(module: Module) -> None:
+def test_a_module_has_one_noun() -> None:
     """No module is longer than can be read in one go."""
-    assert module.lines <= LONGEST, f"sidecar/{module.name}.py has {module.lines} lines"
+    assert {module.name: module.lines for module in modules() if module.lines > LONGEST} == {}
 
 
-@each_module
-def test_names_say_what_a_thing_is(module: Module) -> None:
+def test_names_say_what_a_thing_is() -> None:
     """No Manager, Helper, Utils, Base or Factory."""
     vague = re.compile(r"(Manager|Helper|Utils?|Base|Factory)$|^utils?$")
-    names = [node.name for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)]
-    named = [name for name in (*names, module.name.split("/")[-1]) if vague.search(name)]
-    assert not named, f"sidecar/{module.name}.py: {named}"
+    wrong = []
+    for module in modules():
+        names = [node.name for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)]
+        named = [name for name in (*names, module.name.split("/")[-1]) if vague.search(name)]
+        wrong += [f"sidecar/{module.name}.py: {name}" for name in named]
+    assert wrong == []
 
 
 def tracked_files() -> list[Path]:
