@@ -142,6 +142,22 @@ def test_a_template_that_can_not_be_met_ends_in_a_sentence() -> None:
         fit(lambda text: 9 + 2 * len(text), 100, TemplateSense())
 
 
+@pytest.mark.parametrize("tokens", [12, 16, 38, 100, 20_000])
+@pytest.mark.parametrize("says", [lambda text: 9 + 2 * len(text.split()), lambda text: 11])
+def test_a_count_that_leads_nowhere_ends_in_a_sentence(says, tokens: int) -> None:
+    """A stranger's /tokenize may say anything: the fit neither goes on for ever nor grows."""
+    longest = ""
+
+    def count(text: str) -> int:
+        nonlocal longest
+        longest = max(longest, text, key=len)
+        return says(text)
+
+    with pytest.raises(ConfigError, match=f"exactly {tokens} tokens.*set prompt_tokens to"):
+        fit(count, tokens, TemplateSense())
+    assert len(longest.split()) <= 9 * tokens
+
+
 def test_a_piece_is_made_in_milliseconds() -> None:
     """131,072 ids are made between the ticks of the event loop; 2 ms a piece, 200 ms allowed."""
     longest = 0.0

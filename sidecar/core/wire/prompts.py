@@ -61,6 +61,9 @@ _FILLERS = ((" ", "a"), (" ", "I"), (" ", "."), (" ", "1"), ("", "z"), ("", "!")
 
 _MAX_STEPS = 48
 
+_MOST_WORDS_A_TOKEN = 4
+"""A message of more words, or fillers, is not made: whoever counts so low does not count."""
+
 
 def seed_of(nonce: str, *parts: int | str) -> int:
     """A seed from the run's nonce and what the prompt is for."""
@@ -158,14 +161,13 @@ class ChatFitter:
             self._check_length()
         if count == self._target:
             return True
-        if len(self._seen) >= _MAX_STEPS:
+        self._seen[len(self._words), self._filler, self._fill] = count
+        self._learn(count)
+        if len(self._seen) > _MAX_STEPS or not self._move(self._target - count):
             raise ConfigError(
                 f"no chat message gives a prompt of exactly {self._target} tokens with this "
                 f"template (the last try gave {count}): set prompt_tokens to {count}"
             )
-        self._seen[len(self._words), self._filler, self._fill] = count
-        self._learn(count)
-        self._move(self._target - count)
         return False
 
     def _check_length(self) -> None:
@@ -181,7 +183,8 @@ class ChatFitter:
             rate = (count - self._sense.least) / len(self._words)
             self._sense.tokens_per_word = max(0.25, rate)
 
-    def _move(self, missing: int) -> None:
+    def _move(self, missing: int) -> bool:
+        """To the next message; False: there is none that was not counted."""
         rate = self._sense.tokens_per_word
         if missing > 16 * rate and not self._fill:
             self._grow(missing * 0.98 / rate)
@@ -190,29 +193,36 @@ class ChatFitter:
         else:
             self._refill(missing)
         while (len(self._words), self._filler, self._fill) in self._seen:
-            self._next_filler()
+            if not self._next_filler():
+                return False
+        return True
 
     def _refill(self, missing: int) -> None:
         empty = self._seen.get((len(self._words), self._filler, 0))
         gained = 0.0
         if self._fill and empty is not None:
             gained = (self._target - missing - empty) / self._fill
-        self._fill = max(0, self._fill + round(missing / (gained if gained >= 1 else 1)))
+        fill = self._fill + round(missing / (gained if gained >= 1 else 1))
+        self._fill = max(0, min(fill, _MOST_WORDS_A_TOKEN * self._target))
 
-    def _next_filler(self) -> None:
-        """Try the same words with another filler; after the last, with a word less."""
+    def _next_filler(self) -> bool:
+        """Try the same words with another filler; after the last, with a word less, if there is."""
         self._filler += 1
         if self._filler == len(_FILLERS):
+            if not self._words:
+                return False
             self._filler = 0
             self._shrink(1)
             self._fill = 0
-            return
+            return True
         words = len(self._words)
         bare = [count for (n, _, fill), count in self._seen.items() if n == words and not fill]
         self._fill = max(1, self._target - bare[0]) if bare else 0
+        return True
 
     def _grow(self, words: float) -> None:
-        count = max(0, int(words))
+        most = _MOST_WORDS_A_TOKEN * self._target - len(self._words)
+        count = max(0, min(int(words), most))
         if self._phrase is None:
             self._words += self._rng.choices(WORDS, k=count)
             return
