@@ -26,8 +26,11 @@ def test_a_wave_costs_all_its_requests_and_computes_what_is_not_in_the_cache():
     hit = wave_cost(Cell(2, 500, 10, prefix_tokens=400), Gait.LED, 1000, ROUND)
     assert (hit.requests, hit.prompt_tokens, hit.output_tokens) == (4, 1800, 22)
     assert hit.seconds == pytest.approx(1.0 + 1.0 + 0.5)
-    mixed = wave_cost(Cell(3, 100, 10, arriving_tokens=700), Gait.LED, None, ROUND)
-    assert (mixed.requests, mixed.prompt_tokens, mixed.output_tokens) == (4, 1000, 31)
+    mixed = wave_cost(Cell(3, 100, 10, arriving_tokens=700), Gait.MIXED, 1000, ROUND)
+    assert (mixed.requests, mixed.prompt_tokens, mixed.output_tokens) == (5, 2000, 32)
+    # One that decodes has nobody to wait for.
+    alone = wave_cost(Cell(1, 100, 10, arriving_tokens=700), Gait.MIXED, 1000, ROUND)
+    assert (alone.requests, alone.prompt_tokens, alone.output_tokens) == (2, 800, 11)
 
 
 def test_ranks_are_asked_at_the_same_time():

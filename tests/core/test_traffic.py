@@ -204,12 +204,14 @@ def test_a_report_of_another_boot_takes_nothing_off(start_s):
 def test_primes_and_arriving_prompts_were_sent_too():
     """A prefix hit sends each prefix before, a mixed wave one prompt more."""
     report = warmed(
-        Cell(2, 500, 9, prefix_tokens=300), Cell(2, 50, 9, arriving_tokens=700), waves=1
+        Cell(2, 500, 9, prefix_tokens=300),
+        Cell(1, 50, 9, arriving_tokens=700, gaits=(Gait.MIXED,)),
+        waves=1,
     )
     own = own_requests(report, page({1000.0: 9.0}, process_start_s=5.0))
     assert own is not None
-    assert own.prompts == {300: 2, 500: 2, 50: 2, 700: 1}
-    assert own.asked == {Endpoint.COMPLETIONS: 7}
+    assert own.prompts == {300: 2, 500: 2, 50: 1, 700: 1}
+    assert own.asked == {Endpoint.COMPLETIONS: 6}
     several = warmed(Cell(1, 500, 9, Variant("n", fields={"n": 3, "temperature": 1.0})), waves=1)
     own = own_requests(several, page({1000.0: 9.0}, process_start_s=5.0))
     assert own is not None

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from sidecar.core.grid.cells import Cell, Gait, Role
+from sidecar.core.grid.cells import Cell, Gait, Look, Role
 from sidecar.core.grid.plan import Plan
 
 WARM_PASSES = 3
@@ -84,7 +84,7 @@ def sum_costs(costs: Iterable[Cost]) -> Cost:
 
 def wave_cost(cell: Cell, gait: Gait, plug_tokens: int | None, speed: Speed) -> Cost:
     """One wave. Each request generates one token more than it has decode steps."""
-    plug = 0 if gait is Gait.LED else plug_tokens or 0
+    plug = (plug_tokens or 0) if Look(cell, gait).behind_plug else 0
     primes = cell.concurrency if cell.prime_tokens else 0
     computed = cell.wave_computed_tokens + cell.prime_tokens + plug
     longest = cell.output_tokens_of(cell.concurrency - 1)
@@ -97,11 +97,6 @@ def wave_cost(cell: Cell, gait: Gait, plug_tokens: int | None, speed: Speed) -> 
         + longest / speed.decode_tokens_per_s
         + speed.wave_s,
     )
-
-
-def cell_cost(cell: Cell, plug_tokens: int | None, speed: Speed) -> Cost:
-    """One wave in each of the cell's gaits."""
-    return sum_costs(wave_cost(cell, gait, plug_tokens, speed) for gait in cell.gaits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +115,8 @@ class PlanCost:
 def planned_cost(plan: Plan, cell: Cell, speed: Speed) -> Cost:
     """Of one cell of the plan, in each gait and on each rank; R1's first and R10 have no plug."""
     plug_tokens = plan.plug_tokens if cell.role is Role.GRID else None
-    return cell_cost(cell, plug_tokens, speed).on_ranks(len(plan.ranks))
+    a_wave_each = (wave_cost(cell, gait, plug_tokens, speed) for gait in cell.gaits)
+    return sum_costs(a_wave_each).on_ranks(len(plan.ranks))
 
 
 def plan_cost(plan: Plan, speed: Speed) -> PlanCost:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sidecar.core.errors import EvidenceMissing
 from sidecar.core.facts import EngineFacts
-from sidecar.core.grid.cells import MAX_CONCURRENCY, MAX_PROMPT_TOKENS, Cell, Endpoint, Gait
+from sidecar.core.grid.cells import MAX_CONCURRENCY, MAX_PROMPT_TOKENS, Cell, Endpoint, Look
 from sidecar.core.report import Report
 from sidecar.core.tally import WaveOutcome
 from sidecar.core.wire.histograms import Bucket, Histogram, TrafficPage
@@ -78,7 +78,7 @@ def own_requests(report: Report, page: TrafficPage) -> Own | None:
             prompts[prompt_tokens] += 1
             outputs[output_tokens] += 1
         asked[cell.variant.endpoint] += cell.requests + bool(cell.prefix_tokens) * cell.concurrency
-        plugs += row.gait is not Gait.LED
+        plugs += Look(cell, row.gait).behind_plug
     if plugs:
         # Their lengths are in no row, but in the sum.
         rest = report.totals.prompt_tokens - sum(n * times for n, times in prompts.items())
