@@ -209,8 +209,8 @@ class Record:
     async def land(self) -> None:
         """It came back, or was cut off by us while the engine lived."""
         if self._store is not None and self._wave is not None:
-            self._wave = None
             await self._store.land()
+            self._wave = None  # not before: who is cut off here has to try again
 
     async def fall(self, cause: Cause) -> None:
         """The engine went while it was in flight."""

@@ -165,14 +165,19 @@ class Conductor:
     async def stop(self) -> None:
         """Shut the gate for good. What still runs may not open it any more."""
         await self._door.stop()
+        await self._close_record()
+
+    async def settle(self) -> None:
+        """`run` was cancelled: leave the ready file and the state folder as they have to be found.
+        The gate stays as it is."""
+        await self._door.settle()
+        await self._close_record()
+
+    async def _close_record(self) -> None:
         with anyio.move_on_after(_STOP_LIMIT_S):
             await self._record.close()
             if self._boot is not None:
                 await self._record.add_escapes(self._boot, self._ear.take_unreported())
-
-    async def settle(self) -> None:
-        """See to it that the ready file says what the gate says."""
-        await self._door.settle()
 
     def _meet(self, found: Found, boot: Boot | None, *, voids: bool) -> Boot:
         if found.facts is None and boot is not None:
@@ -243,7 +248,8 @@ class Conductor:
     def _shut(self, loss: Loss, boot: Boot) -> None:
         reasons: tuple[str, ...] = (loss.reason,)
         look, boot.in_flight = boot.in_flight, None
-        self._fallen = look
+        # What ends the sidecar may end the engine too: a Pod's end, `docker compose down`.
+        self._fallen = None if self.snapshot.state is State.STOPPING else look
         if look is not None:
             reasons = (*reasons, f"a wave of {look.cell.id} ({look.gait}) was in flight")
         self._lost_because = reasons

@@ -83,7 +83,7 @@ class Fleet:
         await self._of_each(lambda parts: parts.conductor.stop())
 
     async def settle(self) -> None:
-        """Wait for what is being written."""
+        """After `run`: leave files behind as they have to be found."""
         await self._of_each(lambda parts: parts.conductor.settle())
 
     async def aclose(self) -> None:

@@ -489,6 +489,65 @@ async def test_a_sidecar_that_ends_in_order_leaves_nothing_in_flight():
     assert seen[0] is not None
 
 
+@asynccontextmanager
+async def hanging(stage):
+    """Run the conductor until its first wave hangs."""
+    hung = anyio.Event()
+
+    async def hang(look):
+        hung.set()
+        await anyio.sleep(3000)
+
+    stage.setup = lambda replay: setattr(replay, "on_wave", hang)
+    async with stage.running():
+        await hung.wait()
+        yield
+
+
+async def test_once_leaves_nothing_in_flight_either():
+    """Of several engines one is tried again when the others have ended: that wave is cut off."""
+    store = MemoryStore()
+    stage = Stage(store=store)
+    async with hanging(stage):
+        assert store.wave is not None
+    await stage.conductor.settle()
+    assert store.wave is None
+
+
+async def test_a_slow_folder_is_given_a_second_chance_at_the_end():
+    """The first try to say that nothing is in flight was cut off by its limit."""
+    store = MemoryStore()
+    stage = Stage(store=store)
+    land, takes_s = store.land, [0.6, 0.0]
+
+    async def slow_land():
+        await anyio.sleep(takes_s.pop(0))
+        await land()
+
+    store.land = slow_land
+    async with hanging(stage):
+        await stage.conductor.stop()
+        assert store.wave is not None
+        await stage.conductor.stop()
+    assert store.wave is None
+
+
+async def test_an_engine_that_ends_with_its_sidecar_died_of_no_cell():
+    """The end of a Pod reaches both, and the engine is gone while the sidecar still stops."""
+    store = MemoryStore()
+    stage = Stage(store=store)
+
+    async def slow_remove():
+        await anyio.sleep(5)
+
+    async with hanging(stage), anyio.create_task_group() as group:
+        stage.file.remove = slow_remove
+        group.start_soon(stage.conductor.stop)
+        await stage.until(lambda s: s.state is State.STOPPING)
+        stage.engine.state = Health.REFUSED
+    assert store.wave is None
+
+
 async def test_between_waves_nothing_is_in_flight():
     """An engine that dies at rest did not die of the cell before."""
     store = MemoryStore()
