@@ -142,21 +142,26 @@ def test_a_crossing_that_is_there_already_is_not_sent_twice() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "unknown"),
-    [("chunk_crossing", "max_num_batched_tokens"), ("cudagraph", "capture_sizes")],
+    [
+        ("chunk_crossing", "max_num_batched_tokens"),
+        ("cudagraph", "capture_sizes"),
+        ("cudagraph", "draft_tokens"),
+    ],
 )
 def test_what_was_not_told_is_named_with_the_remedy(kind: str, unknown: str) -> None:
     """A kind that follows from what the engine did not tell does not fit, and on_unfit decides;
     without any engine nothing is at fault."""
     text = f"cells: [{{prompt_tokens: 9}}]\nspecial: {{{kind}: true}}\n"
-    plan = plan_of(text, **{unknown: None})
+    untold = {unknown: None, "speculation": unknown == "draft_tokens"}
+    plan = plan_of(text, **untold)
     (unfit,) = plan.unfit
     assert (unfit.id, unfit.cell) == (f"special.{kind}", None)
     assert unknown in unfit.reason
     assert "engine:" in unfit.remedy
     assert "WARMUP_LOG" in unfit.remedy
     assert f"special.{kind} can't run" in (plan.refusal or "")
-    assert plan_of(text + "on_unfit: skip", **{unknown: None}).refusal is None
-    offline = plan_of(text, **{unknown: None}, model=None)
+    assert plan_of(text + "on_unfit: skip", **untold).refusal is None
+    offline = plan_of(text, **untold, model=None)
     assert (offline.unfit, offline.refusal) == ((), None)
     assert any(note.startswith(f"{kind}: ") for note in offline.notes)
 
@@ -244,6 +249,7 @@ def test_those_that_decode_outlast_the_arriving_prompt() -> None:
     ("cell", "facts", "reason", "remedy"),
     [
         (MIXED, {"max_num_seqs": 4}, "4 and one that arrives is above", "--max-num-seqs 5"),
+        (MIXED, {"max_num_seqs": 1}, "4 and one that arrives is above", "or leave the cell out"),
         (MIXED, {"max_model_len": 5000}, "5000 arriving", "at most 4999"),
         (MIXED, {"max_num_batched_tokens": 4}, "don't start in one step", "lower concurrency"),
         (MIXED, {"kv_cache_tokens": 1024}, "fits into the KV cache", "more KV cache"),

@@ -177,12 +177,13 @@ def _too_many(cell: Cell, limits: Limits) -> Unfit | None:
             f"start vLLM with --max-num-seqs {cell.variant.choices}, or set n to at most {limit}",
         )
     arriving = " and one that arrives" if cell.arriving_tokens else ""
+    room = limit - cell.requests + cell.concurrency
     return Unfit(
         cell,
         f"concurrency {cell.concurrency}{arriving} is above max_num_seqs {limit}"
         f"{where(limits.facts, 'max_num_seqs')}, so the rest would only queue",
-        f"start vLLM with --max-num-seqs {cell.requests}, or set concurrency to at most "
-        f"{limit - cell.requests + cell.concurrency}",
+        f"start vLLM with --max-num-seqs {cell.requests}, or "
+        + (f"set concurrency to at most {room}" if room else "leave the cell out"),
     )
 
 

@@ -150,6 +150,9 @@ def _replay(
     if facts.capture_sizes is None:
         _untold("cudagraph", "capture_sizes", facts, unfit, notes)
         return
+    if facts.speculation and facts.draft_tokens is None:
+        _untold("cudagraph", "draft_tokens", facts, unfit, notes)
+        return
     at_once = 1 + (facts.draft_tokens or 0)
     sizes = sorted(set(facts.capture_sizes))
     if facts.max_num_seqs is not None:
