@@ -18,24 +18,38 @@ class OneThread:
         self._last: Future[Any] | None = None
 
     async def run(self, act: Callable[[], _T]) -> _T:
-        """What `act` gives, or raises, once the visit before has ended.
+        """What `act` gives, or raises, once all visits that were asked for before have ended.
 
         Cancelled, it leaves: a visit that has begun goes on, one that waits is not made.
         """
-        while self._last is not None and not self._last.done():
-            ended = asyncio.Event()
-            self._last.add_done_callback(partial(_tell, asyncio.get_running_loop(), ended))
-            await ended.wait()
-        visit: Future[_T] = Future()
+        before, visit = self._last, Future[_T]()
         visit.set_running_or_notify_cancel()  # from here on nobody can cancel it
         self._last = visit
+        if before is not None:
+            try:
+                await _ended(before)
+            except asyncio.CancelledError:
+                # Whoever comes after this one waits for the one before it.
+                before.add_done_callback(partial(_pass_on, visit))
+                raise
         Thread(target=_make, args=(visit, act), name="visit", daemon=True).start()
         return await asyncio.wrap_future(visit)
+
+
+async def _ended(visit: Future[Any]) -> None:
+    if not visit.done():
+        ended = asyncio.Event()
+        visit.add_done_callback(partial(_tell, asyncio.get_running_loop(), ended))
+        await ended.wait()
 
 
 def _tell(loop: asyncio.AbstractEventLoop, ended: asyncio.Event, _: Future[Any]) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(ended.set)
+
+
+def _pass_on(visit: Future[Any], _: Future[Any]) -> None:
+    visit.set_result(None)
 
 
 def _make(visit: Future[_T], act: Callable[[], _T]) -> None:
