@@ -125,12 +125,14 @@ class Watch:
         An answer that is late is waited for, and the watch beside this says when it is too late.
         """
         health = await self._engine.health()
+        broke = health.breaks
         while health.is_late:
             await anyio.sleep(self._rhythm.between_marks_s)
             health = await self._engine.health()
+            broke = broke or health.breaks
         await self._judge(health)
         if self._loss is None:
-            self._compare(mark, await self._engine.mark(), broke=False)
+            self._compare(mark, await self._mark(broke=broke), broke=broke)
         if self._loss is None:
             self._judge_presence(await self._engine.presence())
         if self._loss is not None:
@@ -217,9 +219,7 @@ class Watch:
                 await self._look_closer.wait()
             self._look_closer = anyio.Event()
             broke, self._broke = self._broke, False
-            later = await (
-                telling_mark(self._engine, self._rhythm) if broke else self._engine.mark()
-            )
+            later = await self._mark(broke=broke)
             silent = silent + 1 if later == _NOTHING and not self._is_late else 0
             if silent >= self._rhythm.late_answers:
                 self.report(Loss(SILENT, broken=True))
@@ -230,6 +230,12 @@ class Watch:
                 if is_telling(later):
                     mark = later
                     await on_mark(later)
+
+    async def _mark(self, *, broke: bool) -> BootMark:
+        """After a break one that tells nothing is no answer yet."""
+        if broke:
+            return await telling_mark(self._engine, self._rhythm)
+        return await self._engine.mark()
 
     def _compare(self, mark: BootMark, later: BootMark, *, broke: bool) -> bool:
         """Whether `later` may count as the same boot's; else the loss is reported."""

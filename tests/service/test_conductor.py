@@ -1,6 +1,8 @@
 """The conductor among fakes, on a clock that jumps: every road through the gate."""
 
+import asyncio
 from dataclasses import replace
+from functools import partial
 
 import anyio
 import pytest
@@ -282,7 +284,7 @@ async def test_health_alone_is_no_engine():
         await stage.until(is_ready)
 
 
-@pytest.mark.parametrize("change", ["dies", "restarts"])
+@pytest.mark.parametrize("change", ["dies", "restarts", "breaks", "was unreached"])
 async def test_an_engine_that_goes_after_the_last_wave_is_not_opened(change):
     """Between the last wave and the opening the engine is asked once more."""
     store = MemoryStore()
@@ -295,10 +297,17 @@ async def test_an_engine_that_goes_after_the_last_wave_is_not_opened(change):
             gone.append(report)
             if change == "dies":
                 stage.engine.state = Health.REFUSED
+            elif change == "breaks":  # and can't be told from the one before
+                stage.engine.state = Health.RECONNECTED
+            elif change == "was unreached":
+                stage.engine.state = Health.UNREACHED
+                back = partial(setattr, stage.engine, "state", Health.UP)
+                asyncio.get_running_loop().call_later(0.7, back)
             else:
                 stage.engine.boot += 50
 
     store.add_report = go
+    stage.engine.has_metrics = change in ("dies", "restarts")
     async with stage.running():
         await stage.until(lambda s: s.state is State.WAITING and s.engine and s.reasons)
         assert State.READY not in stage.states()
