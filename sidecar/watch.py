@@ -84,7 +84,9 @@ class Watch:
         self._loss: Loss | None = None
         self._lost = anyio.Event()
         self._look_closer = anyio.Event()
-        self._broke = False
+        self._breaks = 0
+        self._judged_breaks = 0
+        """After so many of them a mark was compared."""
         self._is_late = False
         self._hint = ""
         self._hinted_at_s = -_HINTS_EVERY_S
@@ -132,6 +134,7 @@ class Watch:
             broke = broke or health.breaks
         await self._judge(health)
         if self._loss is None:
+            broke = broke or self._breaks > self._judged_breaks
             self._compare(mark, await self._mark(broke=broke), broke=broke)
         if self._loss is None:
             self._judge_presence(await self._engine.presence())
@@ -207,7 +210,7 @@ class Watch:
 
     def _look(self, *, broke: bool) -> None:
         """Have the identity looked at now, and not when it is due."""
-        self._broke = self._broke or broke
+        self._breaks += broke
         self._look_closer.set()
 
     async def _watch_identity(
@@ -218,7 +221,8 @@ class Watch:
             with anyio.move_on_after(self._rhythm.mark_every_s):
                 await self._look_closer.wait()
             self._look_closer = anyio.Event()
-            broke, self._broke = self._broke, False
+            breaks = self._breaks
+            broke = breaks > self._judged_breaks
             later = await self._mark(broke=broke)
             silent = silent + 1 if later == _NOTHING and not self._is_late else 0
             if silent >= self._rhythm.late_answers:
@@ -230,6 +234,7 @@ class Watch:
                 if is_telling(later):
                     mark = later
                     await on_mark(later)
+            self._judged_breaks = breaks
 
     async def _mark(self, *, broke: bool) -> BootMark:
         """After a break one that tells nothing is no answer yet."""
