@@ -37,29 +37,30 @@ class _Refused(Exception):
 
 def main(arguments: list[str]) -> int:
     """Run the check. Never raises: a check that breaks is a check that failed."""
+    code = 0
     try:
         options = _options(arguments)
         if options is None:
             sys.stdout.write(HELP)
             return 0
-        url, timeout_s = options
-        sys.stdout.write(f"{_ask(url, timeout_s)}\n")
+        said = _ask(*options)
     except _Refused as refused:
-        sys.stdout.write(f"{refused}\n")
-        return 1
-    return 0
+        said, code = str(refused), 1
+    # Whoever answered may have meant it for the terminal.
+    sys.stdout.write("".join(c if c.isprintable() else " " for c in said) + "\n")
+    return code
 
 
 def _options(arguments: list[str]) -> tuple[str, float] | None:
     url, timeout_s = os.environ.get("WARMUP_CHECK_URL") or _own_url(), "2.5"
-    rest = [part for argument in arguments for part in argument.split("=", 1)]
+    rest = list(arguments)
     while rest:
-        flag = rest.pop(0)
+        flag, has_value, value = rest.pop(0).partition("=")
         if flag in ("-h", "--help"):
             return None
-        if flag not in ("--url", "--timeout-s") or not rest:
+        if flag not in ("--url", "--timeout-s") or not (has_value or rest):
             raise _Refused(f"check takes --url URL and --timeout-s SECONDS, not {flag[:60]}")
-        value = rest.pop(0)
+        value = value if has_value else rest.pop(0)
         url, timeout_s = (value, timeout_s) if flag == "--url" else (url, value)
     try:
         limit_s = float(timeout_s)
@@ -106,7 +107,8 @@ def _parts(url: str) -> tuple[str, int, str]:
     host, colon, port = authority.rpartition(":")
     if not colon or authority.endswith("]"):
         host, port = authority, "80"
-    if not host or not port.isdigit() or not 0 < int(port[:6]) < 65_536:
+    is_number = port.isascii() and port.isdigit() and len(port) <= 5
+    if not host or not is_number or not 0 < int(port) < 65_536:
         raise wrong
     return host.strip("[]"), int(port), slash + path or "/ready"
 
@@ -139,9 +141,7 @@ def _said(body: bytes) -> str:
     try:
         answer = json.loads(body)
         state, reasons = answer["state"], answer.get("reasons") or []
-        said = f"{state}: {'; '.join(map(str, reasons))}" if reasons else str(state)
-        # Whoever answers may have meant it for the terminal.
-        return "".join(c if c.isprintable() else " " for c in said)
+        return f"{state}: {'; '.join(map(str, reasons))}" if reasons else str(state)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ""
 

@@ -44,7 +44,7 @@ def answering(answer: bytes | None) -> Iterator[int]:
         thread.join(5)
 
 
-def check(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def check(*arguments: str | bytes, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "sidecar", "check", *arguments],
         env={"PATH": os.environ["PATH"]} | environment,
@@ -101,12 +101,17 @@ def test_a_sidecar_that_hangs_is_given_up() -> None:
     [
         (["--url", "sidecar"], "is no URL that can be checked"),
         (["--url", "https://sidecar/ready"], "is no URL that can be checked"),
+        (["--url", "http://sidecar:²/ready"], "is no URL that can be checked"),
+        (["--url", "http://sidecar:0000000000/ready"], "is no URL that can be checked"),
+        (["--url", b"http://\xff/ready"], "is no URL that can be checked"),
+        (["--url", "http://127.0.0.1:1/ready?wait=1"], "ready?wait=1 can't be reached"),
+        (["--url"], "check takes --url URL"),
         (["--bogus"], "check takes --url URL"),
         (["--timeout-s", "soon"], "give seconds"),
         (["--url=http://127.0.0.1:1/ready"], "can't be reached: connection refused"),
     ],
 )
-def test_bad_arguments_are_said_and_are_no(arguments: list[str], said: str) -> None:
+def test_bad_arguments_are_said_and_are_no(arguments: list[str | bytes], said: str) -> None:
     """A mistyped check must not pass, nor end in a traceback."""
     done = check(*arguments)
     assert done.returncode == 1
