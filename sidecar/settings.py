@@ -322,5 +322,5 @@ def _sentence(detail: ErrorDetails, origins: _Origins) -> str:
         return f"{origin}: {context['error']}"
     if detail["type"] == "literal_error":
         return f'{origin}: "{value}" is not allowed; use {context["expected"]}'
-    message = detail["msg"].removeprefix("Input ").rstrip(".")
+    message = re.sub("^(Input|String) ", "", detail["msg"]).rstrip(".")
     return f'{origin}: "{value}" {message}; correct it'

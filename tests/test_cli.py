@@ -24,6 +24,7 @@ from sidecar.core.report import to_json, with_escapes
 from sidecar.core.watch.deaths import Cause, Death, deaths_to_json
 from sidecar.core.watch.escapes import Batch, Escape
 from sidecar.core.watch.gate import Snapshot, State
+from sidecar.settings import describe
 from tests.core.test_report import REPORT
 
 NOBODY = "http://127.0.0.1:1"
@@ -88,6 +89,13 @@ REFUSED = [
     (["state"], 2, ".*ACTION.*"),
     (["state", "show"], 2, ".*no state folder is set; give --state-dir or WARMUP_STATE_DIR"),
     (["state", "clear", "--state-dir", "/nowhere"], 2, ".*there is no state folder /nowhere.*"),
+    (
+        ["state", "show", "--stat-dir", "x"],
+        2,
+        'vllm-warmup state show: no argument "--stat-dir" .*"--state-dir".*',
+    ),
+    (["state", "show", "--state", "x"], 2, '.*no argument "--state" here.*'),
+    (["shapes", "list", "x"], 2, 'vllm-warmup shapes list: no argument "x" here; .*'),
     (["shapes"], 2, ".*ACTION.*"),
     (["shapes", "suggest", "--watch", "x"], 2, '.*"x" is no number of seconds from 0 to 86400;.*'),
     (["shapes", "suggest", "--watch", "nan"], 2, '.*"nan" is no number of seconds.*'),
@@ -188,6 +196,26 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert all(len(line) <= 100 for line in out.splitlines())
     assert code_of() == 0
     assert "exit codes:" in capsys.readouterr().out
+
+
+def test_the_help_of_serve_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever mistyped a variable is sent there: each is a flag, or is told by its name."""
+    assert code_of("serve", "--help") == 0
+    out = capsys.readouterr().out
+    for setting in describe():
+        flag = setting.name.removeprefix("WARMUP_").lower().replace("_", "-")
+        assert f"-{flag} " in out or f"-{flag}\n" in out or setting.name in out, setting.name
+
+
+def test_a_bug_shows_its_traceback_where_no_flag_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`shapes list` has no --log-level; `plan` has, and says so in one line, with exit code 1."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert code_of("plan", "--shapes", "tiny") == ExitCode.BUG
+    assert "run it with --log-level debug" in capsys.readouterr().err
+    with pytest.raises(AttributeError):
+        code_of("shapes", "list")
 
 
 def test_plan_prints_cells_costs_and_what_does_not_fit(
@@ -395,7 +423,9 @@ def test_once_against_the_simulator(tmp_path: Path, capsys: pytest.CaptureFixtur
     [
         (["--port", "x"], '.*"x" is no whole number from 0 to 65535; give one.*'),
         (["--time-scale", "0"], '.*"0" is no number above 0; give one.*'),
-        (["--rules", "/nowhere/r"], ".*rules file /nowhere/r.*"),
+        (["--rules", "/nowhere/r"], ".*rules file /nowhere/r can't be read .*; correct the path"),
+        (["--rules", "/dev/zero"], "vllm-warmup: /dev/zero: longer than 200,000 characters"),
+        (["--port", "0" * 20 + "9"], ".* is no whole number from 0 to 65535; give one.*"),
         (["--log-file", "/nowhere/l"], ".*log file /nowhere/l.*"),
     ],
 )

@@ -75,6 +75,11 @@ BAD = [
     ("WARMUP_PORT", "65536", 'WARMUP_PORT: "65536" should be less than or equal to 65535.*'),
     ("WARMUP_PORT", "tcp://10.0.0.1:8900", "WARMUP_PORT is .*enableServiceLinks: false.*"),
     ("WARMUP_SERVICE_HOST", "10.0.0.1", "WARMUP_SERVICE_HOST .*enableServiceLinks: false.*"),
+    (
+        "WARMUP_MODEL",
+        "x" * 501,
+        'WARMUP_MODEL: "x+" should have at most 500 characters; correct it',
+    ),
     ("WARMUP_LOG_LEVEL", "loud", 'WARMUP_LOG_LEVEL: "loud" is not allowed; use .*'),
     ("WARMUP_TLS_VERIFY", "maybe", "WARMUP_TLS_VERIFY: .*valid boolean.*"),
     ("WARMUP_START_DEADLINE_S", "0", "WARMUP_START_DEADLINE_S: .*greater than 0.*"),

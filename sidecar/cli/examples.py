@@ -20,6 +20,15 @@ examples:
 
 {EXIT_CODES}"""
 
+VARIABLES = """\
+variables (each flag is one, too), of which there is no flag:
+  WARMUP_ENGINE_URLS     several servers instead of one, name=url each
+  WARMUP_API_KEY         the engine's key; on a command line `ps` would show it
+  WARMUP_STATE_OPTIONAL  true: go on where the state folder can't be written
+  WARMUP_SETTINGS_FILE   as --settings
+  WARMUP_CHECK_URL       what `vllm-warmup check` asks
+"""
+
 SERVE = """\
 examples:
   vllm-warmup serve --engine-url http://vllm:8000
@@ -66,7 +75,6 @@ examples:
   vllm-warmup shapes suggest --engine-url http://localhost:8000 --shapes my-shapes.yaml
   vllm-warmup shapes suggest --state-dir /state --watch 600 > traffic.yaml
 """
-
 
 SIM = """\
 examples:

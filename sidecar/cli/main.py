@@ -35,7 +35,8 @@ def main(arguments: Sequence[str]) -> int:
         problem_inside = _inside(bug)
         if problem_inside is not None:
             return _tell(problem_inside)
-        if getattr(options, "log_level", None) == "debug":
+        # Where there is no such flag (`sim`, `shapes check`), the traceback comes at once.
+        if getattr(options, "log_level", "debug") == "debug":
             raise
         print(
             f"vllm-warmup: a bug: {type(bug).__name__}: {bug}; "

@@ -17,6 +17,7 @@ from sidecar.cli.examples import (
     SIM,
     STATE,
     SUGGEST,
+    VARIABLES,
 )
 from sidecar.core.errors import ExitCode
 from sidecar.core.nearest import suggest
@@ -62,7 +63,9 @@ def parser_of_all() -> Parser:
         return made
 
     serve = command(
-        "serve", "warm the engine and keep its readiness gate", f"{SERVE}\n{EXIT_CODES}"
+        "serve",
+        "warm the engine and keep its readiness gate",
+        f"{VARIABLES}\n{SERVE}\n{EXIT_CODES}",
     )
     _engine_flags(serve)
     _run_flags(serve)
@@ -70,7 +73,9 @@ def parser_of_all() -> Parser:
     serve.add_argument("--port", help="port to listen on (8900)")
 
     once = command(
-        "once", "warm the engine once and exit 0 when it is warm", f"{ONCE}\n{EXIT_CODES}"
+        "once",
+        "warm the engine once and exit 0 when it is warm",
+        f"{VARIABLES}\n{ONCE}\n{EXIT_CODES}",
     )
     _engine_flags(once)
     _run_flags(once)
@@ -198,13 +203,27 @@ def _state_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", metavar="NAME", help="which, of several (WARMUP_ENGINE_URLS)")
 
 
-def _state_command(parser: argparse.ArgumentParser) -> None:
+def _actions(parser: argparse.ArgumentParser) -> Callable[..., argparse.ArgumentParser]:
+    """Makes the actions of a command, by name, text and examples."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    def action(name: str, text: str, examples: str = "") -> argparse.ArgumentParser:
+        made = actions.add_parser(
+            name, help=text, epilog=examples, formatter_class=_FORMATTER, allow_abbrev=False
+        )
+        made.set_defaults(parser=made)
+        return made
+
+    return action
+
+
+def _state_command(parser: argparse.ArgumentParser) -> None:
+    made = _actions(parser)
     for name, text in (
         ("show", "cells that are held back, and a wave in flight"),
         ("clear", "forget the cells that an engine died on"),
     ):
-        action = actions.add_parser(name, help=text)
+        action = made(name, text)
         _settings_flags(action)
         _state_flags(action)
         if name == "show":
@@ -212,15 +231,13 @@ def _state_command(parser: argparse.ArgumentParser) -> None:
 
 
 def _shapes_command(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    check = actions.add_parser("check", help="check files; exit 2 if one is wrong")
+    made = _actions(parser)
+    check = made("check", "check files; exit 2 if one is wrong")
     check.add_argument("files", nargs="+", metavar="FILE")
-    suggestion = actions.add_parser(
+    suggestion = made(
         "suggest",
-        help="a shapes file that covers what a server with traffic has counted; exit 5: nothing",
-        epilog=SUGGEST,
-        formatter_class=_FORMATTER,
-        allow_abbrev=False,
+        "a shapes file that covers what a server with traffic has counted; exit 5: nothing",
+        SUGGEST,
     )
     _engine_flags(suggestion)
     suggestion.add_argument(
@@ -233,9 +250,8 @@ def _shapes_command(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long to look at the running requests, once a second; 0: once (60)",
     )
-    suggestion.set_defaults(parser=suggestion)
-    actions.add_parser("list", help="the shipped files")
-    actions.add_parser("schema", help="the JSON schema of a shapes file")
+    made("list", "the shipped files")
+    made("schema", "the JSON schema of a shapes file")
 
 
 def _sim_flags(parser: argparse.ArgumentParser) -> None:
@@ -291,7 +307,7 @@ def _sim_flags(parser: argparse.ArgumentParser) -> None:
 
 def _whole(least: int, most: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text[:20]) <= most:
+        if not text.isdecimal() or len(text) > 20 or not least <= int(text) <= most:
             raise argparse.ArgumentTypeError(
                 f'"{text[:40]}" is no whole number from {least} to {most}; give one'
             )

@@ -8,10 +8,10 @@ from typing import TextIO
 
 import anyio
 
-from sidecar.core.errors import ConfigError, ExitCode
+from sidecar.core.errors import ConfigError, ExitCode, unreadable
 from sidecar.simulator.model import EngineConfig
 from sidecar.simulator.profile import Profile
-from sidecar.simulator.rulesfile import DEMO_RULES, parse_rules
+from sidecar.simulator.rulesfile import DEMO_RULES, MAX_FILE_CHARS, parse_rules
 from sidecar.simulator.server import simulator
 
 DEMO = Profile(
@@ -37,9 +37,12 @@ cold, and fast enough for a demonstration."""
 def with_rules_file(profile: Profile, path: Path) -> Profile:
     """The profile with the cold rules of a file. Raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the rules file {path}: {error}") from None
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_FILE_CHARS + 1)
+    except OSError as error:
+        raise ConfigError(f"the rules file {path} can't be read {unreadable(error)}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"the rules file {path} is not UTF-8 text; save it as UTF-8") from None
     return replace(profile, rules=parse_rules(text, str(path)))
 
 

@@ -105,7 +105,8 @@ def _sentence(detail: ErrorDetails, document: Document) -> str:
         return f"{place}: has no value; give it one, or remove it"
     if kind in _SENTENCES:
         value = value.get("endpoint") if kind == "union_tag_invalid" else value
-        words = detail.get("ctx", {}) | {"value": _short(value)}
+        words = {n: _plain(bound) for n, bound in detail.get("ctx", {}).items()}
+        words["value"] = _short(value)
         return f"{place}: {_SENTENCES[kind].format(**words)}"
     return f"{place}: {detail['msg'][:1].lower()}{detail['msg'][1:]}; correct it"
 
@@ -136,6 +137,11 @@ def _place(path: Path) -> str:
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text or "the file"
+
+
+def _plain(bound: Any) -> Any:
+    """86400 and not 86400.0."""
+    return int(bound) if isinstance(bound, float) and bound.is_integer() else bound
 
 
 def _short(value: Any) -> str:
