@@ -130,7 +130,11 @@ class Evidence:
         wave = self._wave = Wave(self, send, expected)
         for stream in self._streams.values():
             wave.watch(stream)
-        await send(fence_target(wave.fences.opening))
+        try:
+            await send(fence_target(wave.fences.opening))
+        except BaseException:
+            self.drop(wave)
+            raise
         return wave
 
     async def end(self, wave: "Wave", send: Send) -> LogEvidence:

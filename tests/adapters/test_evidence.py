@@ -253,6 +253,24 @@ async def test_a_wave_that_is_cut_off_leaves_nothing_behind() -> None:
         assert (told.words, told.foreign) == ("complete", 0)
 
 
+async def test_a_wave_that_is_cut_off_at_its_first_fence_is_over() -> None:
+    """What compiles afterwards is an escape, and the next boot is known by its start lines."""
+    tape, heard = Tape(), []
+    async with reading(tape, on_seen=heard.append) as evidence:
+        tape.write(*START)
+        await evidence.adopt(tape.touch)
+
+        async def no_answer(path: str) -> None:
+            await asyncio.sleep(20)
+
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await evidence.begin(no_answer, EXPECTED)
+        tape.write(COMPILE.format("later"))
+        assert (await evidence.adopt(tape.touch)).max_num_batched_tokens == 512
+    assert [seen.in_wave for seen in heard if isinstance(seen.what, Compile)] == [False]
+
+
 async def test_senders_beyond_the_bound_are_counted() -> None:
     """Whoever may send could invent tags without end."""
     tape = Tape()
