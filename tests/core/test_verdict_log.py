@@ -117,6 +117,18 @@ def test_a_wave_that_failed_as_it_compiled_is_an_event_too():
     assert {look.cell for look in judge.lacks()} == {ONE, OTHER}
 
 
+def test_a_wave_that_failed_as_it_compiled_is_loud():
+    """What compiled in it was cold: two quiet waves after it, and no longer one before."""
+    judge = judge_of(ONE)
+    failed = Result(Outcome.HTTP_ERROR, 0.0, status=503, message="queue full")
+    for one in (led(ONE), led(ONE), wave(ONE, Gait.LED, [failed])):
+        judge.feed(with_log(one, NAMED if one.results == (failed,) else ONCE))
+    assert call_of(judge, ONE).standing is Standing.COLD
+    for call in (Call.NOT_YET, Call.WARM):
+        judge.feed(with_log(led(ONE), ONCE))
+        assert call_of(judge, ONE).call is call
+
+
 def test_a_compile_between_two_waves_is_an_event_of_the_whole_grid():
     """It is of no cell: the wave after it is quiet, and counts; those before it don't."""
     judge = judge_of(ONE, OTHER)
@@ -167,6 +179,7 @@ def test_a_cell_names_its_kernels_and_what_they_cost():
     judge = judge_of(ONE)
     cheap = replace(COMPILE, kernel="topk")
     judge.feed(with_log(led(ONE, cold_s=2.0), replace(HEARD, compiles=(COMPILE, COMPILE))))
+    assert call_of(judge, ONE).compile_s is None  # its only wave is no baseline
     judge.feed(with_log(led(ONE, gap_s=0.5), replace(HEARD, compiles=(cheap,))))
     judge.feed(with_log(led(ONE), HEARD))
     kernels = call_of(judge, ONE).kernels

@@ -55,6 +55,9 @@ def _names(entry: Entry) -> dict[tuple[str, str], int]:
 
 
 def _excess_s(entry: Entry, track: Track) -> float | None:
+    """None: not known, as of a wave that has no other to be compared with."""
+    if len(track.entries) < 2:
+        return None
     reading, f_s = track.reading(), track.told_f_s(entry)
     if f_s is None or reading.f_base_s is None or reading.g_base_s is None:
         return None
