@@ -75,6 +75,13 @@ def test_odd_streams_read_the_same_in_any_split() -> None:
         assert in_pieces(ODD, sorted(rng.sample(range(1, len(ODD)), 7)), 200) == expected
 
 
+def test_data_lines_without_data_take_room_too() -> None:
+    """Whoever sends them without end gets one complaint, and nothing is kept of them."""
+    endless = b"data:\n" * 201
+    assert [e.message for e in whole(endless, 200)] == ["an event longer than 1048576 bytes"]
+    assert whole(b"data:\n" * 100, 200) == []
+
+
 def test_a_completion_of_vllm_has_five_tokens_and_its_usage() -> None:
     """The golden completion: five outputs, a finish reason, usage, [DONE]."""
     [path] = [path for path in STREAMS if path.name.startswith("completions-first")]

@@ -129,8 +129,10 @@ def test_the_file_covers_the_quantiles_and_passes_its_check():
 
 def test_a_quiet_sample_assumes_one_and_says_so():
     """Whoever was never seen running was there all the same."""
-    traffic = learn_traffic(page({200.0: 5.0}), [{"0": 0.0}], EngineFacts(), ())
+    counted = page({200.0: 5.0}, {1e6: 0.0, 2e6: 5.0})
+    traffic = learn_traffic(counted, [{"0": 0.0}], EngineFacts(), ())
     text = text_of(traffic)
+    assert "answers, p50: 1000001 to 2000000 tokens" in text
     assert "looked at once: nobody was there, so 1 is assumed" in text
     assert "http_requests_total doesn't say which" in text
     (cell, *_) = parse(text, "t.yaml").cells

@@ -108,7 +108,7 @@ def _covered(row: Row) -> str:
 def _span(bucket: Bucket) -> str:
     if math.isinf(bucket.up_to):
         return f"more than {bucket.above}"
-    return f"{bucket.above + 1} to {bucket.up_to:g}"
+    return f"{bucket.above + 1} to {bucket.up_to:.15g}"
 
 
 def _cut(level: Level) -> str:

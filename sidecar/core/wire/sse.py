@@ -122,7 +122,7 @@ class Decoder:
         elif line.startswith(b"data:"):
             value = line[5:].removeprefix(b" ")
             self._data.append(value)
-            self._held += len(value)
+            self._held += len(value) + 1  # an empty one takes room too
         elif not self._data and not line.startswith((b"event:", b"id:", b"retry:")):
             self._skipping = True  # one complaint for an HTML page, not one for each of its lines
             events.append(_garbage("a line that is no event stream", line))
