@@ -52,6 +52,8 @@ class Ear:
         self._reject_start = reject_start
         self._escapes = Escapes()
         self._signs: deque[Trouble | Ended] = deque(maxlen=_MAX_SIGNS)
+        self._is_next_life = False
+        """A start was told since the last wave: what comes now is no sign of that life's end."""
         self._doubts_start = False
         self._opened_at_s = 0.0
         self._unanswered = 0
@@ -77,12 +79,13 @@ class Ear:
 
     @property
     def signs(self) -> tuple[Trouble | Ended, ...]:
-        """Of the engine's end, since the last wave was released."""
+        """Of the engine's end, from the release of the last wave to the next start."""
         return tuple(self._signs)
 
     def clear(self) -> None:
         """A wave is released: what was before it is no sign of what it does."""
         self._signs.clear()
+        self._is_next_life = False
 
     def opened(self) -> None:
         """From now on what compiles is an escape."""
@@ -110,17 +113,21 @@ class Ear:
             self._amended.extend(self._escapes.was_in(what, seen.source))
             self._gate.note(escapes=self._escapes.log)
         elif isinstance(what, Trouble):
-            self._signs.append(what)
+            self._sign(what)
             if what.complaint in _GRAVE:
                 self._hint(f"its log says: {what.complaint.replace('_', ' ')}", broke=False)
         elif isinstance(what, Ended):
-            self._signs.append(what)
+            self._sign(what)
             self._hint(f"its log ended: {what.why}", broke=False)
         elif isinstance(what, Began):
             self._began(what)
         elif isinstance(what, Started) and what.phase is Phase.ARGUMENTS:
-            self._doubts_start = True
+            self._doubts_start = self._is_next_life = True
             self._hint("its log tells of a start", broke=False)
+
+    def _sign(self, what: Trouble | Ended) -> None:
+        if not self._is_next_life:
+            self._signs.append(what)
 
     def _escaped(self, line: Compile, source: str) -> None:
         self._escapes.add(line, at=self._utc(), source=source)
@@ -160,6 +167,7 @@ class Ear:
             (_seconds(began.started_at) or 0.0) > self.boot.met_at
         )
         told = began.started_at is not None
+        self._is_next_life = self._is_next_life or told
         self._hint(
             f"its container was {began.why}" if told else "its log began anew", broke=is_later
         )

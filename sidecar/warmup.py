@@ -129,10 +129,14 @@ class Conductor:
 
     async def _find_and_live(self) -> None:
         broken, voids = True, False
+        loss: Loss | None = None
         while True:
             known = None if self._boot is None else self._boot.mark
             found = await self._search.find(known, broken=broken)
             voids = voids or self._does_void(found.presence)
+            if loss is not None and self._boot is not None and loss.broken:
+                # A connection breaks before Docker, or a log, says how the engine ended.
+                await self._record.fall(self._cause(loss, self._boot))
             boot = self._boot = self._ear.boot = self._meet(found, self._boot, voids=voids)
             await self._record.judge_flight(boot, is_sure=not found.was_several)
             loss = await self._live(boot)

@@ -446,6 +446,22 @@ async def test_a_server_that_was_stopped_in_order_did_not_die_of_its_cell():
     assert (store.dead, killer.kills) == ((), 1)
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_how_it_ended_may_be_told_after_it_was_gone(is_restarted):
+    """Docker says so a moment after the connection broke; of the next life's end nothing counts."""
+    store = MemoryStore()
+    killer = Killer(store)
+    stage = killer.stage
+    async with killer.running():
+        await stage.until(lambda s: store.wave is not None and store.wave.lost)
+        if is_restarted:
+            tell(stage, Began(1.0, "abc", "2026-11-29T17:14:24Z", 1, "restarted"))
+        tell(stage, Ended(1.0, "abc", "exit code 0", exit_code=0))
+        killer.is_harmless = True
+        await stage.until(is_held if is_restarted else is_ready)
+    assert len(store.dead) == int(is_restarted)
+
+
 @pytest.mark.parametrize("dies", [False, True])
 async def test_a_sidecar_that_was_killed_in_a_wave(dies):
     """Kill -9 of both is a death of that cell; of the sidecar alone it is none."""
