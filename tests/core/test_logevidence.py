@@ -20,6 +20,7 @@ from sidecar.core.logs.head import Origin
 from sidecar.core.logs.window import Completeness, WindowReport
 
 RANK0, RANK1 = Origin("Worker_TP0", 7), Origin("Worker_TP1", 8)
+DP0, DP1 = Origin("EngineCore_DP0", 7), Origin("EngineCore_DP1", 8)
 FULL = Listening(monitors=1, ranks=1, verbose=True)
 WHOLE = WindowReport(Completeness.COMPLETE, "")
 HOLED = WindowReport(Completeness.PARTIAL, "gap of 3.2 s: it was gone")
@@ -117,3 +118,13 @@ def test_what_is_kept_of_a_wave_is_bounded_and_counted():
     assert {len(c.detail) for c in (*told.compiles, *told.earlier)} == {MAX_DETAIL}
     assert told.steps is not None
     assert (len(told.steps.prefills), told.steps.is_whole) == (MAX_PREFILLS, False)
+
+
+@pytest.mark.parametrize(("before", "heard"), [(MAX_COMPILES - 1, ["mine"]), (MAX_COMPILES, None)])
+def test_lines_of_one_rank_do_not_hide_those_of_another(before, heard):
+    """Of lines too many to keep, those that were dropped may be any rank's: none was quiet."""
+    flood = tuple(compiled(f"k{n}", DP0) for n in range(before))
+    report = replace(WHOLE, compiles=(*flood, compiled("mine", DP1)))
+    own = combined([Heard(report)], FULL).of_engine("1")
+    assert own.compiles
+    assert heard is None or [c.kernel for c in own.compiles] == heard

@@ -132,6 +132,8 @@ class LogEvidence:
         if label is None:
             return self
         compiles = tuple(c for c in self.compiles if _concerns(c.origin, label))
+        if not compiles and self.dropped:
+            compiles = self.compiles  # those that were dropped may be this engine's
         steps = self.steps_of.get(label)  # of an engine that told none, others' show nothing
         return replace(self, compiles=compiles, steps=steps, steps_of={})
 
