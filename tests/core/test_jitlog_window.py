@@ -141,11 +141,13 @@ def test_a_copied_fence_opens_nothing_anew() -> None:
 
 
 def test_somebody_elses_requests_are_counted() -> None:
-    """More answers than the wave's own, and answers to other paths; reads are nobody's work."""
+    """More answers than the wave's own, and answers to other paths; reads and what was refused are
+    nobody's work."""
     report = seen(
         *(OPEN, OURS, OURS, OURS, answer("/v1/chat/completions"), answer("/v1/embeddings")),
         *(answer("/health", "GET"), answer("/v1/models", "GET"), answer("/tokenize")),
-        *(replace(answer("/v1/embeddings"), status=401), CLOSE),
+        *(replace(each, status=401) for each in (answer("/v1/embeddings"), OURS)),
+        CLOSE,
     )
     assert report.foreign == 3
     assert report.completeness is Completeness.COMPLETE

@@ -111,6 +111,7 @@ class Window:
         self._steps: list[Step] = []
         self._troubles: list[Trouble] = []
         self._answers: Counter[str] = Counter()
+        self._refusals: Counter[str] = Counter()
         self._foreign = 0
         self._dropped = 0
 
@@ -157,6 +158,7 @@ class Window:
             self._closed = True
         elif (path := self._wanted(answer.path)) is not None:
             self._answers[path] += 1
+            self._refusals[path] += answer.status >= 400
         elif answer.method == "POST" and answer.status < 400 and _is_inference(answer.path):
             self._foreign += 1
 
@@ -173,7 +175,9 @@ class Window:
     def report(self) -> WindowReport:
         """What was seen so far. Call it when closed, or when the wait for the fence is over."""
         completeness, reason = self._judge()
-        surplus = sum(max(0, self._answers[path] - count) for path, count in self._expected.items())
+        # Whoever was refused gave the engine no work: a wrong key, a model that it doesn't have.
+        served = self._answers - self._refusals
+        surplus = sum(max(0, served[path] - count) for path, count in self._expected.items())
         return WindowReport(
             completeness,
             reason,
