@@ -18,7 +18,7 @@ from sidecar.core.logs.evidence import Heard, Listening, LogEvidence, combined
 from sidecar.core.logs.parse import fence_target
 from sidecar.core.logs.reader import LogReader
 from sidecar.core.logs.start import BootLog
-from sidecar.core.logs.window import Expected, Fences, Gap, Window
+from sidecar.core.logs.window import Expected, Fences, Window
 from sidecar.simulator.engine import Engine
 from sidecar.simulator.log import Log
 from sidecar.simulator.profile import Profile
@@ -108,7 +108,7 @@ class VirtualLog:
         self._read()
         ranks = self._boot.facts.ranks
         self._listening = Listening(
-            self._boot.monitors,
+            len(self._boot.listeners),
             ranks + 1 if ranks and self.habits.missing_rank else ranks,
             self._boot.facts.jit_monitor_verbose,
         )
@@ -139,7 +139,7 @@ class VirtualLog:
         if self._dice.random() < self.habits.forged:
             texts.insert(self._dice.randint(0, len(texts)), self._dice.choice(_FORGED))
         if self._dice.random() < self.habits.gaps:
-            self._window.feed(Gap("gap of 1.0 s"))
+            self._window.miss("gap of 1.0 s")
             del texts[len(texts) // 2 :]
         self._fence(self._fences.closing)
         self._read()

@@ -15,13 +15,11 @@ from contextlib import aclosing
 
 from sidecar.adapters.logs import LogSource
 from sidecar.adapters.logstream import Stream
-from sidecar.core.logs import items as logitems
-from sidecar.core.logs import window
 from sidecar.core.logs.events import Access, Compile, LogEvent, Phase, Started, Step, Trouble
 from sidecar.core.logs.evidence import Heard, Listening, LogEvidence, combined
 from sidecar.core.logs.facts import StartFacts
 from sidecar.core.logs.head import Origin
-from sidecar.core.logs.items import Ended, Item, Line, SourceState
+from sidecar.core.logs.items import Ended, Gap, Item, Line, SourceState
 from sidecar.core.logs.parse import fence_target
 from sidecar.core.logs.reader import LogReader
 from sidecar.core.logs.seen import Seen, Told
@@ -188,7 +186,7 @@ class Evidence:
         if isinstance(item, Line):
             self._line(name, item)
             return
-        if isinstance(item, logitems.Gap):
+        if isinstance(item, Gap):
             if item.lost_bytes != 0:
                 self._gap(name, None, str(item))
         elif isinstance(item, Ended):
@@ -247,7 +245,7 @@ class Evidence:
         for stream in self._streams.values():
             is_its = stream.source == name and (origin is None or stream.origin in (None, origin))
             if is_its and stream.window is not None:
-                stream.window.feed(window.Gap(why))
+                stream.window.miss(why)
 
     def _stream(self, name: str, origin: str | None) -> Stream | None:
         stream = self._streams.get((name, origin))

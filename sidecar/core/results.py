@@ -67,13 +67,6 @@ class Result:
         from_s = self.sent_s if self.let_go_s is None else self.let_go_s
         return self.token_s[0] - from_s if self.token_s else None
 
-    @property
-    def tpot_s(self) -> float | None:
-        """Time per output token after the first: (last - first) / (tokens by usage - 1)."""
-        if len(self.token_s) < 2 or not self.completion_tokens or self.completion_tokens < 2:
-            return None
-        return (self.token_s[-1] - self.token_s[0]) / (self.completion_tokens - 1)
-
     def worst_gap_s(self, after_s: float) -> float:
         """The longest wait between two outputs, of those that ended after `after_s`; 0 if none."""
         return max(

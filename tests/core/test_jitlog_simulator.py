@@ -39,7 +39,7 @@ def test_the_simulated_log_tells_what_it_was_started_with(version: str, verbose:
     for event in events:
         boot.feed(event)
     assert (boot.facts.version, boot.facts.max_num_seqs) == (version, 48)
-    assert (boot.facts.ranks, boot.monitors) == (2, 2)
+    assert (boot.facts.ranks, len(boot.listeners)) == (2, 2)
     assert (boot.facts.draft_tokens, boot.facts.jit_monitor_verbose) == (3, verbose)
     assert boot.facts.iteration_details is True
     assert boot.facts.capture_sizes == capture_sizes(profile)
@@ -61,7 +61,7 @@ def test_an_eager_server_has_no_monitor_from_0_31_on(version: str, listens: bool
     events = [e for text in lines if (e := reader.feed(text)) is not None]
     for event in events:
         boot.feed(event)
-    assert boot.monitors == int(listens)
+    assert len(boot.listeners) == int(listens)
     assert any(isinstance(event, Compile) for event in events) is listens
     assert boot.facts.jit_warmup is (None if listens else False)
     assert boot.facts.cudagraphs_off is True

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from sidecar.core.logs.events import Compile, Finished, Step, Trouble
+from sidecar.core.logs.events import Compile, Finished, Step
 from sidecar.core.logs.head import Origin
 from sidecar.core.logs.window import Completeness, WindowReport
 
@@ -28,7 +28,6 @@ ORDER = tuple(Hearing)
 MAX_COMPILES, MAX_DETAIL = 100, 400
 """Compile lines that are kept of a wave, and characters of what each says in its parentheses."""
 MAX_PREFILLS = 256
-MAX_TROUBLES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,6 @@ class LogEvidence:
     """None: no line told any. Only those of a complete window show a batch."""
     steps_of: Mapping[str, Steps] = field(default_factory=dict)
     """The same by data-parallel engine."""
-    troubles: tuple[Trouble, ...] = ()
     earlier: tuple[Compile, ...] = ()
     """Between the wave before and this one: of no cell, but something was compiled."""
     foreign: int = 0
@@ -176,7 +174,6 @@ def combined(
         compiles=compiles[:MAX_COMPILES],
         steps=summed(best.report.steps),
         steps_of=_by_engine(best.report.steps),
-        troubles=best.report.troubles[:MAX_TROUBLES],
         earlier=tuple(map(_shortened, earlier[:MAX_COMPILES])),
         foreign=best.report.foreign,
         dropped=best.report.dropped + max(0, len(compiles) - MAX_COMPILES),

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-from sidecar.core.logs import items as logitems
 from sidecar.core.logs.events import Compile, Started, Step, Trouble
-from sidecar.core.logs.items import Began, Ended
+from sidecar.core.logs.items import Began, Ended, Gap
 
-Told = Compile | Trouble | Started | Step | Began | Ended | logitems.Gap
+Told = Compile | Trouble | Started | Step | Began | Ended | Gap
 
 
 @dataclass(frozen=True, slots=True)

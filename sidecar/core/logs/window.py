@@ -25,7 +25,6 @@ from sidecar.core.logs.events import (
     Phase,
     Started,
     Step,
-    Trouble,
 )
 
 MAX_KEPT = 1000
@@ -35,7 +34,7 @@ many times over, but the first thousand show how its batch formed."""
 _INFERENCE = ("/v1/", "/v2/", "/inference/", "/invocations", "/pooling", "/classify", "/score")
 """Paths below which a POST means work for the engine."""
 
-_Event = TypeVar("_Event", Compile, Finished, Step, Trouble)
+_Event = TypeVar("_Event", Compile, Finished, Step)
 
 
 class Completeness(StrEnum):
@@ -44,13 +43,6 @@ class Completeness(StrEnum):
     COMPLETE = "complete"
     PARTIAL = "partial"
     NONE = "none"
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Something of a source was, or may have been, missed: `reconnected after 3.2 s`."""
-
-    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +72,6 @@ class WindowReport:
     finished: tuple[Finished, ...] = ()
     steps: tuple[Step, ...] = ()
     """In order, idle ranks' dummy steps left out. Only a complete window's show a batch."""
-    troubles: tuple[Trouble, ...] = ()
     foreign: int = 0
     """Answers to other inference requests: somebody else's."""
     dropped: int = 0
@@ -88,7 +79,7 @@ class WindowReport:
 
 
 class Window:
-    """Takes the events and gaps of one source, in order, from before the opening fence was sent.
+    """Takes the events of one source, in order, from before the opening fence was sent.
 
     With `lossless=False` (UDP) silence never counts: a window is partial at best.
     """
@@ -109,7 +100,6 @@ class Window:
         self._compiles: list[Compile] = []
         self._finished: list[Finished] = []
         self._steps: list[Step] = []
-        self._troubles: list[Trouble] = []
         self._answers: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
         self._foreign = 0
@@ -125,12 +115,14 @@ class Window:
         """The closing fence was seen: nothing that comes later belongs to this wave."""
         return self._closed
 
-    def feed(self, item: LogEvent | Gap) -> None:
-        """One more event or gap. After the closing fence all are passed over."""
+    def miss(self, why: str) -> None:
+        """Here something was, or may have been, missed: `gap of 3.2 s: it was gone`."""
+        if not self._closed:
+            self._gap = self._gap or why
+
+    def feed(self, item: LogEvent) -> None:
+        """One more event. After the closing fence all are passed over."""
         if self._closed:
-            return
-        if isinstance(item, Gap):
-            self._gap = self._gap or item.what
             return
         self._any = True
         if isinstance(item, Access):
@@ -142,8 +134,6 @@ class Window:
         elif isinstance(item, Step):
             if not item.is_dummy:
                 self._keep(self._steps, item)
-        elif isinstance(item, Trouble):
-            self._keep(self._troubles, item)
         elif isinstance(item, Started) and item.phase is Phase.ARGUMENTS:
             self._restarted = True
 
@@ -184,7 +174,6 @@ class Window:
             tuple(self._compiles),
             tuple(self._finished),
             tuple(self._steps),
-            tuple(self._troubles),
             self._foreign + surplus,
             self._dropped,
         )
