@@ -521,9 +521,10 @@ def test_opening(costs, open_unproven, is_open, proven):
 
 
 def test_an_empty_grid_never_opens():
-    """Readiness never opens on nothing: no cells, no gate."""
-    judge = judge_of(first=FIRST)
+    """Readiness never opens on nothing: no cells, no gate, whatever went well beside them."""
+    judge = judge_of(first=FIRST, heaviest=HEAVY)
     judge.feed(led(FIRST))
+    judge.feed(led(HEAVY))
     assert judge.verdict().call is Call.UNKNOWN
     assert not opening(judge.verdict(), open_unproven=True).open
 
@@ -545,6 +546,14 @@ def test_a_quiet_wave_that_is_invalid_still_ends_what_is_cold():
     run(judge, ONE, 0, 9)
     judge.feed(led(ONE, delta=counters(ONE, preemptions=1)))
     assert told(judge, ONE).standing is Standing.UNPROVEN
+
+
+def test_an_invalid_wave_that_paid_ends_nothing():
+    """It proves no cost, for it may have been another batch, and it was not quiet either."""
+    judge = judge_of(ONE)
+    run(judge, ONE, 0, 0.5)
+    judge.feed(led(ONE, cold_s=0.5, delta=counters(ONE, preemptions=1)))
+    assert told(judge, ONE).standing is Standing.COLD
 
 
 @pytest.mark.parametrize(

@@ -191,11 +191,6 @@ class Track:
 
     def _read(self) -> Reading:
         timed = [e for e in self.entries if e.f_s is not None]
-        stalled = [
-            e.at
-            for e in self.entries
-            if (e.failed and e.wave.took_s > EVENT_FLOOR_S) or (e.f_s is None and e.compiled)
-        ]
         base = [e for e in timed if e.counts] or [e for e in timed if e.valid] or timed
         f_base = min((f_s for e in base if (f_s := self._least_f_s(e)) is not None), default=None)
         g_base = min((e.g_s for e in base), default=None)
@@ -206,12 +201,19 @@ class Track:
         calls: list[bool] = []
         events: list[bool] = []
         run: list[Entry] = []
-        for entry in timed:
-            loud, event = self._is_loud(entry, f_base or 0.0, g_base or 0.0, d_base or 0.0)
-            if event:
+        for entry in self.entries:
+            paid, event = self._paid(entry, f_base or 0.0, g_base or 0.0, d_base or 0.0)
+            if event or (entry.failed and entry.wave.took_s > EVENT_FLOOR_S):
                 event_at = entry.at
-            if loud or not entry.foreign:
+            if entry.f_s is None and not paid:
+                continue
+            # Of a wave that does not count a small excess may be of others who were served, or of
+            # another batch than the one that made the baseline: it is neither loud nor quiet.
+            loud = paid if entry.counts else event
+            if loud or not (paid or entry.foreign):
                 is_cold = loud
+                calls.append(loud)
+                events.append(event)
             if loud:
                 loud_at, loud_is_foreign, quiet_run = entry.at, entry.foreign, 0
                 run.clear()
@@ -222,9 +224,6 @@ class Track:
                     quiet_run += 1
                     last_quiet_at = entry.at
                     run.append(entry)
-            if loud or not entry.foreign:
-                calls.append(loud)
-                events.append(event)
         is_noisy = _is_noisy(calls, events)
         rests_on = run[-QUIET_WAVES:]
         accepted = [e.accepted for e in rests_on]
@@ -237,7 +236,7 @@ class Track:
             last_quiet_at=last_quiet_at,
             loud_at=loud_at,
             loud_is_foreign=loud_is_foreign,
-            event_at=max([event_at, *stalled]),
+            event_at=event_at,
             first_at=first_at,
             is_noisy=is_noisy,
             is_cold=is_cold and not is_noisy,
@@ -246,26 +245,23 @@ class Track:
             accepted=True if True in accepted else False if False in accepted else None,
         )
 
-    def _is_loud(
+    def _paid(
         self, entry: Entry, f_base_s: float, g_base_s: float, d_base_s: float
     ) -> tuple[bool, bool]:
-        """Whether the wave is loud, and whether so much that it counts for the whole grid, as every
-        compile line does.
-
-        Of a wave that does not count only the large excess does: the small one may be of others
-        who were served, or of another batch than the one that made the baseline.
-        """
-        assert entry.f_s is not None
+        """Whether the wave shows a cost, and whether so much that it counts for the whole grid, as
+        every compile line does."""
         if entry.compiled:
             return True, True
-        loud = event = False
+        if entry.f_s is None:
+            return False, False
+        paid = self._delay_s(entry, f_base_s) > 0
+        event = False
         figures = ((entry.f_s, f_base_s), (entry.g_s, g_base_s), (entry.d_s, d_base_s))
         for figure_s, base_s in figures:
             excess_s = figure_s - base_s
-            loud = loud or excess_s > self._converge.tolerance_s(base_s)
+            paid = paid or excess_s > self._converge.tolerance_s(base_s)
             event = event or excess_s > max(EVENT_FLOOR_S, EVENT_FACTOR * base_s)
-        loud = loud or self._delay_s(entry, f_base_s) > 0
-        return (loud if entry.counts else event), event
+        return paid, event
 
 
 def _is_noisy(calls: list[bool], events: list[bool]) -> bool:
