@@ -134,7 +134,7 @@ def opening(verdict: GridVerdict, *, open_unproven: bool, require_log: bool = Fa
     What failed or was seen paying keeps it shut. So does a grid without cells: nothing was shown.
     `require_log` (WARMUP_REQUIRE_EVIDENCE=log) keeps it shut where the log was not seen whole.
     """
-    if not any(c.cell.role is not Role.HIGH_WATER for c in verdict.cells):
+    if not any(c.cell.role is Role.GRID for c in verdict.cells):
         return Opening(
             False, False, ("no cell was warmed: the grid is empty or nothing of it fits",)
         )

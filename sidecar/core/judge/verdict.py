@@ -5,7 +5,7 @@ Four things are stricter than the rules say, because the truth harness showed th
 * A cell's last quiet wave comes after the *first* shown wave of every other look too, not only
   after the grid's last large excess. A batch that was made for the first time may have raised a
   high-water mark at a cost too small to be seen, and have made cold what was warm.
-* A held wave's F counts from the plug's end, and G begins at the last first token (`track.py`).
+* A held wave's F counts from the plug's end, and G begins at the last first token (`figures.py`).
 * A last quiet wave comes after the last foreign one: what others sent may have done the same.
 * With speculation on, a cell of several requests is `unknown` at best, drafts accepted or not: how
   many tokens each step accepts, and so who decodes with whom until the end, is drawn anew in every
