@@ -66,7 +66,7 @@ def test_what_else_a_page_tells() -> None:
     scrape = parse(page("after.vllm-0.32.0"))
     assert scrape.process_start_s == 1795968835.63
     assert scrape.cache_config["0"]["kv_cache_size_tokens"] == "65536"
-    assert (scrape.running, scrape.waiting, scrape.asleep) == (0, 0, False)
+    assert scrape.asleep is False
     assert parse('vllm:engine_sleep_state{sleep_state="awake"} 0.0\n').asleep
 
 

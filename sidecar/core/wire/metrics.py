@@ -50,8 +50,6 @@ class Scrape:
     """Summed over the `engine` labels."""
     by_engine: Mapping[str, Counters] = field(default_factory=dict)
     """By `engine` label: the data-parallel engines behind this URL."""
-    running: float | None = None
-    waiting: float | None = None
     process_start_s: float | None = None
     """Unix time; only with one Python API process (vLLM 0.33 v1/metrics/prometheus.py)."""
     cache_config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -89,8 +87,6 @@ _COUNTERS = {
     "spec_decode_num_accepted_tokens_total": "accepted_tokens",
 }
 _OTHERS = (
-    "num_requests_running",
-    "num_requests_waiting",
     "cache_config_info",
     "engine_sleep_state",
     "spec_decode_num_accepted_tokens_per_pos_total",
@@ -114,7 +110,6 @@ class _Page:
 
     def __init__(self) -> None:
         self.counters: dict[str, dict[str, float]] = {}
-        self.gauges: dict[str, float] = {}
         self.cache_config: dict[str, Mapping[str, str]] = {}
         self.positions: set[str] = set()
         self.speculation = False
@@ -137,10 +132,8 @@ class _Page:
                 self.sleep.append(value == 0)
             elif state in _SLEEP_LEVELS:
                 self.levels.append(_SLEEP_LEVELS[state] if value else 0)
-        elif name in _SPECULATION:
-            self.positions.add(labels.get("position", ""))
         else:
-            self.gauges[name] = self.gauges.get(name, 0.0) + value
+            self.positions.add(labels.get("position", ""))
 
 
 def parse(text: str) -> Scrape:
@@ -158,8 +151,6 @@ def parse(text: str) -> Scrape:
     return Scrape(
         total=_sum(by_engine.values()),
         by_engine=by_engine,
-        running=page.gauges.get("num_requests_running"),
-        waiting=page.gauges.get("num_requests_waiting"),
         process_start_s=page.process_start_s,
         cache_config=page.cache_config,
         is_vllm="\nvllm:" in text or text.startswith("vllm:"),

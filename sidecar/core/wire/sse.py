@@ -75,7 +75,6 @@ class Decoder:
         self._data: list[bytes] = []
         self._held = 0
         self._skipping = False
-        self.comments = 0
 
     def feed(self, data: bytes) -> list[StreamEvent]:
         """The events that end inside `data`."""
@@ -115,10 +114,8 @@ class Decoder:
                 self._data.clear()
                 self._held = 0
             self._skipping = False
-        elif self._skipping:
+        elif self._skipping or line.startswith(b":"):
             return
-        elif line.startswith(b":"):
-            self.comments += 1
         elif line.startswith(b"data:"):
             value = line[5:].removeprefix(b" ")
             self._data.append(value)
