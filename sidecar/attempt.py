@@ -148,6 +148,7 @@ class Attempt:
         try:
             waves = await self._replay.run(looks)
         except anyio.get_cancelled_exc_class():
+            self._judge.cut_off(anyio.current_time() - began_at)
             gate.note(totals=gate.snapshot.totals.with_cancelled())
             raise
         took_s = anyio.current_time() - began_at

@@ -540,6 +540,20 @@ def test_a_wave_that_failed_late_asks_every_cell_once_more():
         assert (ONE in [look.cell for look in judge.lacks()]) is lacking
 
 
+def test_a_wave_that_was_cut_off_late_asks_every_cell_once_more():
+    """Nobody saw what it compiled: each cell needs a quiet wave after it, and one is enough."""
+    other = cell(1, 200)
+    for took_s, lacking in ((3.0, {ONE, other}), (0.1, set())):
+        judge = judge_of(ONE, other)
+        for _ in range(3):
+            run(judge, ONE, 0)
+            run(judge, other, 0)
+        judge.cut_off(took_s)
+        assert {look.cell for look in judge.lacks()} == lacking
+        run(judge, ONE, 0)
+        assert ONE not in {look.cell for look in judge.lacks()}
+
+
 def test_a_quiet_wave_that_is_invalid_still_ends_what_is_cold():
     """Preempted or of another length: it proves nothing, but it did not pay."""
     judge = judge_of(ONE)

@@ -93,6 +93,29 @@ async def test_a_dead_engine_shuts_the_gate_within_two_seconds_and_is_warmed_aga
     assert stage.replays[0].nonce != stage.replays[1].nonce
 
 
+async def test_a_wave_that_was_cut_off_asks_every_cell_once_more():
+    """The engine was away while a wave ran for seconds, and is back, the same boot: what that wave
+    compiled nobody saw, and it may have made cold what was quiet before."""
+    last = 3 * len(CELLS)
+
+    def setup(replay):
+        async def on_wave(_look):
+            if len(replay.looks) == last:
+                await anyio.sleep(2)
+                stage.engine.state = Health.REFUSED
+                await anyio.sleep_forever()
+
+        replay.on_wave = on_wave
+
+    stage = Stage(setup=setup)
+    async with stage.running():
+        await stage.until(lambda s: WaveOutcome.CANCELLED in s.totals.waves)
+        stage.engine.state = Health.UP
+        await stage.until(is_ready)
+    (replay,) = stage.replays
+    assert {look.cell for look in replay.looks[last:]} == set(CELLS)
+
+
 async def test_the_same_boot_back_reopens_at_once_without_replay():
     """A connection that broke for a while costs no warm-up when the same process is back."""
     stage = Stage()

@@ -96,7 +96,7 @@ class Judge:
         self._counters_seen = False
         self._speculates = bool(facts.speculation)
         self._compiled_before = -1
-        """The wave before which something was compiled that stands in no wave's window."""
+        """The wave before which something was, or may have been, compiled that no wave shows."""
 
     @property
     def looks(self) -> tuple[Look, ...]:
@@ -122,6 +122,12 @@ class Judge:
         """A fresh budget on the same boot: what was given up is lacking again."""
         for track in self._tracks():
             track.begin_round()
+
+    def cut_off(self, took_s: float) -> None:
+        """A wave was cut off after so many seconds: what it compiled is not seen. As one that
+        failed, it asks every cell once more."""
+        if took_s > EVENT_FLOOR_S:
+            self._compiled_before = self._waves
 
     def feed(self, wave: WaveResult) -> Judged:
         """Judge one wave by R2 and remember it.
