@@ -9,8 +9,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "deploy" / "README.md").read_text()
-SECTION = TEXT.partition("## It stays 503")[2].partition("\n## ")[0]
-REASONS = re.findall(r"^\| (`.+?) \|", SECTION, re.MULTILINE)
+REASONS = [
+    reason
+    for head in ("It stays 503", "When it says unknown")
+    for reason in re.findall(
+        r"^\| (`.+?) \|", TEXT.partition(f"## {head}")[2].partition("\n## ")[0], re.MULTILINE
+    )
+]
 
 
 @cache
@@ -38,7 +43,16 @@ def test_each_reason_is_one_that_the_sidecar_gives(reason: str) -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    """Relative ones, in every page under deploy/ and in the README."""
-    for page in (ROOT / "README.md", *(ROOT / "deploy").rglob("*.md")):
-        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-            assert (page.parent / link).exists(), f"{page.name}: {link}"
+    """Relative ones, in every page of the project, and to a heading that is there."""
+    pages = (*ROOT.glob("*.md"), *(ROOT / "deploy").rglob("*.md"), *(ROOT / "shapes").glob("*.md"))
+    for page in pages:
+        for link, head in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+            there = page.parent / link if link else page
+            assert there.exists(), f"{page.name}: {link}"
+            assert not head or head in heads(there), f"{page.name}: {link}#{head}"
+
+
+def heads(page: Path) -> list[str]:
+    """As they stand behind a # in a link."""
+    found = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return [re.sub(r"[^a-z0-9 -]", "", head.lower()).replace(" ", "-") for head in found]
