@@ -3,6 +3,7 @@
 async with simulator(Profile(engine=EngineConfig(max_num_seqs=4), time_scale=0.1)) as sim:
     httpx.get(f"{sim.url}/v1/models")
     sim.turn(Knobs(restart_after_s=0.2))   # or: POST /_sim {"restart_after_s": 0.2}
+    await sim.died()
     await sim.opened()
     sim.life.engine.ledger                 # what was paid in this life: the truth
 """
@@ -11,10 +12,10 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TextIO
+from typing import Any, TextIO
 
 import anyio
 import uvicorn
@@ -90,7 +91,7 @@ class Simulator:
         if self.life is not None:
             self.life.driver.close()
             self.life = None
-        self._opened = anyio.Event()
+        self._opened = _unset(self._opened)
         self._died.set()
         if self._server is not None:
             self._server.close()
@@ -145,7 +146,7 @@ class Simulator:
             )
             await self._listen(life)
             self.life = life
-            self._died = anyio.Event()
+            self._died = _unset(self._died)
             log.ready(self._host)
             self._opened.set()
 
@@ -161,13 +162,35 @@ class Simulator:
         )
         config.load()
         self._state = ServerState()
-        state = self._state
 
         def connect() -> asyncio.Protocol:
-            return HttpToolsProtocol(config=config, server_state=state, app_state={})
+            return _Connection(
+                lambda: self._server is not server,
+                config=config,
+                server_state=self._state,
+                app_state={},
+            )
 
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(connect, sock=self._socket, backlog=BACKLOG)
+        server = await loop.create_server(
+            connect, sock=self._socket, backlog=BACKLOG, start_serving=False
+        )
+        self._server = server
+        await server.start_serving()
+
+
+class _Connection(HttpToolsProtocol):
+    """One that was accepted when the process died, and is made only now, is reset like the others:
+    else the dead would answer."""
+
+    def __init__(self, is_late: Callable[[], bool], **given: Any) -> None:
+        super().__init__(**given)
+        self._is_late = is_late
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self._is_late():
+            _reset(self)
 
 
 @asynccontextmanager
@@ -214,6 +237,11 @@ def _reserve(host: str, port: int) -> socket.socket:
         raise
     reserved.setblocking(False)
     return reserved
+
+
+def _unset(event: anyio.Event) -> anyio.Event:
+    """One that is not set; who waits for it already goes on waiting."""
+    return anyio.Event() if event.is_set() else event
 
 
 def _reset(connection: object) -> None:

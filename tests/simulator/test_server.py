@@ -1,6 +1,8 @@
 """The server on a real port: starts, lines, faults and restarts."""
 
+import asyncio
 import io
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,6 +12,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+from anyio.lowlevel import checkpoint
 
 from sidecar.simulator.faults import FailOn, Knobs
 from sidecar.simulator.model import EngineConfig
@@ -90,6 +93,40 @@ async def test_death_resets_what_is_running() -> None:
             await cut_off()
         with pytest.raises(httpx.ConnectError):
             await client.get("/health")
+
+
+async def answer_to(client: socket.socket) -> bytes:
+    loop = asyncio.get_running_loop()
+    with anyio.fail_after(LIMIT_S):
+        await loop.sock_sendall(client, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        return await loop.sock_recv(client, 100)
+
+
+async def test_who_connects_in_the_moment_of_death_is_reset_too() -> None:
+    """However far the connection has come: no dead process answers."""
+    loop = asyncio.get_running_loop()
+    for turns in range(5):
+        async with simulator(FAST) as sim:
+            with socket.socket() as client:
+                client.setblocking(False)
+                await loop.sock_connect(client, ("127.0.0.1", sim.port))
+                for _ in range(turns):
+                    await checkpoint()
+                sim.die()
+                with pytest.raises(ConnectionError):
+                    await answer_to(client)
+
+
+async def test_who_waits_for_a_life_does_not_miss_it() -> None:
+    """Though it dies once more before it lives."""
+    async with (
+        simulator(replace(FAST, start_delay_s=0.1), wait=False) as sim,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(sim.opened, LIMIT_S)
+        await checkpoint()
+        sim.die()
+        sim.start()
 
 
 async def test_the_access_line_comes_before_the_compile_and_its_line_after() -> None:
