@@ -1,4 +1,5 @@
-"""Whether the engine serves, asked over HTTP: three small answers every two seconds at most.
+"""Whether the engine serves, asked over HTTP: three small answers every two seconds at most, of one
+that is paused twice as many.
 
 /is_sleeping and /is_paused are there in vLLM's development mode only, which is also the only way
 to put a server to sleep or to pause it over HTTP. /version tells a rescaling server, which answers
@@ -49,7 +50,7 @@ class PresenceLine:
             return Presence.RESCALING
         return await self._by_metrics() if self.saw_asleep else Presence.SERVING
 
-    async def _by_flags(self) -> Presence:
+    async def _by_flags(self, *, again: bool = True) -> Presence:
         sleeping, paused = await asyncio.gather(self._get("/is_sleeping"), self._get("/is_paused"))
         if _RESCALING in (sleeping.status, paused.status):
             return Presence.RESCALING
@@ -61,6 +62,8 @@ class PresenceLine:
         asleep = await self._by_metrics()
         if asleep.is_away:
             return asleep
+        if again and asleep is Presence.SERVING:  # paused; or it has just woken up
+            return await self._by_flags(again=False)
         return Presence.PAUSED if flags[1] else Presence.ASLEEP
 
     async def _by_metrics(self) -> Presence:

@@ -1,12 +1,16 @@
 """Whether an engine serves, as it is asked over HTTP."""
 
+import json
 from dataclasses import replace
 
 import httpx
 import pytest
 
+from sidecar.adapters.answer import Answer
 from sidecar.adapters.engine import Engine
+from sidecar.adapters.presence import PresenceLine
 from sidecar.core.watch.presence import Presence
+from sidecar.core.wire.metrics import Scrape
 from sidecar.simulator.faults import Knobs
 from sidecar.simulator.server import simulator
 from tests.service.running import WARM
@@ -58,6 +62,27 @@ async def test_nobody_there_tells_nothing(profile):
         sim.die()
         assert await engine.presence() is Presence.UNTOLD
         await engine.aclose()
+
+
+@pytest.mark.parametrize("asleep_for", range(4))
+async def test_an_engine_that_wakes_up_while_it_is_asked_serves(asleep_for):
+    """What it was warmed for would be forgotten: of several answers each is of its own moment."""
+    answered = []
+
+    def is_asleep():
+        answered.append(len(answered) < asleep_for)
+        return answered[-1]
+
+    async def get(path):
+        body = json.dumps({path.removeprefix("/"): is_asleep()}).encode()
+        return Answer(200, "application/json", body)
+
+    async def scrape():
+        asleep = is_asleep()
+        return Scrape(asleep=asleep, sleep_level=1 if asleep else None)
+
+    presence = await PresenceLine(get, scrape).ask()
+    assert presence is (Presence.SLEEP_1 if asleep_for == 3 else Presence.SERVING)
 
 
 async def test_pause_and_resume_have_the_form_of_a_real_server():
