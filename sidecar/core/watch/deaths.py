@@ -217,4 +217,5 @@ def _read(adapter: TypeAdapter[_Read], text: str) -> _Read:
         return adapter.validate_json(text)
     except ValidationError as problem:
         first = problem.errors(include_url=False, include_input=False)[0]
-        raise ValueError(f"{first['loc']}: {first['msg']}") from problem
+        where = ".".join(str(part) for part in first["loc"]) or "the top"
+        raise ValueError(f"at {where}: {first['msg']}") from problem
