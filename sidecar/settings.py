@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -42,6 +42,16 @@ _SERVICE_LINK = re.compile(r"WARMUP_(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP)\w
 """What Kubernetes puts into every pod for a Service called "warmup"."""
 
 
+def _not_empty(value: object) -> object:
+    """Path("") is the folder that one stands in; in the environment empty is unset."""
+    if value == "":
+        raise ValueError("it is empty; give a path, or leave it out")
+    return value
+
+
+NamedPath = Annotated[Path, BeforeValidator(_not_empty)]
+
+
 class Settings(BaseSettings):
     """One frozen value, built once by `load`."""
 
@@ -62,7 +72,7 @@ class Settings(BaseSettings):
     api_key: SecretStr | None = Field(
         default=None, description="Bearer key of the engine (`--api-key` of vLLM)."
     )
-    api_key_file: Path | None = Field(
+    api_key_file: NamedPath | None = Field(
         default=None, description="File that holds the key: a Docker or Kubernetes secret."
     )
     model: str | None = Field(
@@ -86,10 +96,10 @@ class Settings(BaseSettings):
     port: int = Field(
         default=8900, ge=0, le=65_535, description="Port that it listens on; 0: any free one."
     )
-    ready_file: Path | None = Field(
+    ready_file: NamedPath | None = Field(
         default=None, description="File that exists while the gate is open, for exec probes."
     )
-    state_dir: Path | None = Field(
+    state_dir: NamedPath | None = Field(
         default=None,
         description="Folder that keeps the verdict and the reports over a restart of the sidecar.",
     )
@@ -125,7 +135,7 @@ class Settings(BaseSettings):
         description="Seconds to wait for the engine to start; after it `once` gives up (exit 4), "
         "`serve` says so and goes on trying.",
     )
-    tls_ca_file: Path | None = Field(
+    tls_ca_file: NamedPath | None = Field(
         default=None, description="CA certificates (PEM) to trust for an https engine."
     )
     tls_verify: bool = Field(

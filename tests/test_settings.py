@@ -109,6 +109,14 @@ def test_a_bad_variable_gets_one_sentence(
     assert re.fullmatch(sentence, str(caught.value)), str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["state_dir", "ready_file", "api_key_file", "tls_ca_file"])
+def test_an_empty_path_is_not_the_folder_that_one_stands_in(name: str) -> None:
+    """`--state-dir "$FOLDER"` without a FOLDER is said, and nothing is written anywhere."""
+    flag = f"--{name.replace('_', '-')}"
+    with pytest.raises(ConfigError, match=f"^{flag}: it is empty; give a path, or leave it out$"):
+        load({name: ""})
+
+
 @pytest.mark.parametrize("password", ["http://u:hunter2@vllm:8000", "http://u:hunter2@h:x"])
 def test_a_password_in_a_url_is_refused_and_not_repeated(
     password: str, monkeypatch: pytest.MonkeyPatch
