@@ -1,11 +1,13 @@
 """A followed file, whatever is done to it."""
 
 import os
+import threading
 from pathlib import Path
 
 import anyio
 import pytest
 
+from sidecar.adapters.logs import file as module
 from sidecar.adapters.logs.file import FileLog
 from sidecar.core.logs.source import FileSpec
 from tests.adapters.following import following
@@ -176,6 +178,54 @@ async def test_a_line_without_end_costs_no_memory(path):
         await follow.until(lambda: follow.texts[-1:] == ["next"])
     assert source.counts.cut_lines == 1
     assert len(follow.texts[0]) + source.counts.cut_bytes == 3_000_000
+
+
+class Share:
+    """A volume that can be made to hang."""
+
+    def __init__(self):
+        self.answers = threading.Event()
+        self.answers.set()
+        self.asked = 0
+
+    def pread(self, *place):
+        self.asked += 1
+        self.answers.wait(20)
+        return os.pread(*place)
+
+
+async def test_a_share_that_hangs_is_said_and_loses_nothing(path, monkeypatch):
+    """It is waited for, and what it gives at last is read, behind a gap."""
+    monkeypatch.setattr(module, "ANSWER_S", 0.1)
+    share = Share()
+    source = FileLog(FileSpec(str(path)), pread=share.pread)
+    add(path, "before\n")
+    async with following(source) as follow:
+        await follow.until_texts("before")
+        share.answers.clear()
+        add(path, "meanwhile\n")
+        await follow.until(lambda: source.trouble is not None)
+        assert source.trouble == f"{path} does not answer: see to the volume that it is on"
+        share.answers.set()
+        await follow.until_texts("before", "meanwhile")
+    assert source.trouble is None
+    assert [gap.lost_bytes for gap in follow.gaps] == [None]
+    assert source.counts.breaks == 1
+
+
+async def test_ending_it_waits_for_no_share(path):
+    """A look that hangs is left to itself, and closes what is open when it ends."""
+    share = Share()
+    source = FileLog(FileSpec(str(path)), pread=share.pread)
+    add(path, "before\n")
+    async with following(source) as follow:
+        await follow.until_texts("before")
+        asked = share.asked
+        share.answers.clear()
+        await follow.until(lambda: share.asked > asked)
+    assert len(handles_of(path)) == 1
+    share.answers.set()
+    await follow.until(lambda: handles_of(path) == [])
 
 
 def handles_of(path):

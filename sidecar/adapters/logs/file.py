@@ -11,7 +11,8 @@ What happens to the file, and what is done:
 - truncated (copytruncate): noticed by its size or, if it has grown past it again, by the last
   bytes that were read. What was written between the last look and the truncation is lost: a gap.
   A writer that doesn't append goes on at its old offset and leaves a hole, which is skipped;
-- unreadable for a time: a gap of that time, and read on where it was left.
+- unreadable for a time: a gap of that time, and read on where it was left;
+- on a network share that does not answer: waited for, which is said, and then the same.
 """
 
 import asyncio
@@ -19,18 +20,21 @@ import os
 import stat
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-
-from anyio import to_thread
+from threading import Lock
 
 from sidecar.adapters.logs.pace import AT_ONCE, pauses_s
+from sidecar.adapters.onethread import OneThread
 from sidecar.core.logs.items import Counts, Gap, Item, Line
 from sidecar.core.logs.lines import Lines
 from sidecar.core.logs.source import FileSpec
 
 _LOOK_S = 0.1
+ANSWER_S = 5.0
+"""After so long without an answer it is said that there is none."""
 _LINGER_S = 0.5
 _AT_ONCE_BYTES = 128 << 10
 _KNOWN_BYTES = 64
@@ -71,10 +75,16 @@ class _Open:
 
 
 class _Follower:
-    """The blocking half: open, read, close. Each call takes one bounded step."""
+    """The blocking half: open, read, close. Each look takes one bounded step, and is made in a
+    thread; `close` may be called meanwhile, and then that step is the last."""
 
-    def __init__(self, path: str, max_old_bytes: int) -> None:
+    def __init__(
+        self, path: str, max_old_bytes: int, pread: Callable[[int, int, int], bytes]
+    ) -> None:
         self._path = path
+        self._pread = pread
+        self._looking = Lock()
+        self._is_closed = False
         self._max_old_bytes = max_old_bytes
         self._files: deque[_Open] = deque()
         self._left: _Open | None = None
@@ -87,6 +97,22 @@ class _Follower:
 
     def look(self, now_s: float) -> _Look:
         """Raises OSError; the file that can't be read has been closed then."""
+        try:
+            with self._looking:
+                return self._look(now_s)
+        finally:
+            if self._is_closed:
+                self.close()
+
+    def close(self) -> None:
+        """At once, or when the look that is being made has ended."""
+        self._is_closed = True
+        if self._looking.acquire(blocking=False):
+            while self._files:
+                os.close(self._files.popleft().handle)
+            self._looking.release()
+
+    def _look(self, now_s: float) -> _Look:
         before_s, self._looked_s = self._looked_s, now_s
         gap = self._open_newest(now_s, is_first=before_s is None)
         if gap is not None:
@@ -100,10 +126,6 @@ class _Follower:
             self._left = self._files.popleft()
             os.close(self._left.handle)
             raise
-
-    def close(self) -> None:
-        while self._files:
-            os.close(self._files.popleft().handle)
 
     def _open_newest(self, now_s: float, *, is_first: bool) -> Gap | None:
         """Whatever has the name now stands last in the queue."""
@@ -139,7 +161,7 @@ class _Follower:
                 more=True,
             )
         start = file.offset - len(file.known)
-        data = os.pread(file.handle, _AT_ONCE_BYTES + len(file.known), start)
+        data = self._pread(file.handle, _AT_ONCE_BYTES + len(file.known), start)
         if not data.startswith(file.known):
             file.offset, file.known, file.old_until = 0, b"", 0
             gap = Gap(now_s, "the file was truncated", seconds=since_s)
@@ -187,13 +209,23 @@ class _Follower:
 class FileLog:
     """One path, followed for as long as `lines` is iterated."""
 
-    def __init__(self, spec: FileSpec, *, max_old_bytes: int = MAX_OLD_BYTES) -> None:
+    def __init__(
+        self,
+        spec: FileSpec,
+        *,
+        max_old_bytes: int = MAX_OLD_BYTES,
+        pread: Callable[[int, int, int], bytes] = os.pread,
+    ) -> None:
         self.spec = spec
         self._max_old_bytes = max_old_bytes
+        self._pread = pread
+        self._thread = OneThread()
         self._text = Lines()
         self._lines = 0
         self._breaks = 0
         self._trouble: str | None = None
+        self._lost_s: float | None = None
+        """Since when it can't be read."""
 
     @property
     def is_lossy(self) -> bool:
@@ -212,23 +244,21 @@ class FileLog:
 
     async def lines(self) -> AsyncGenerator[Item, None]:
         """Endless; closing or cancelling it closes the file."""
-        follower = _Follower(self.spec.path, self._max_old_bytes)
-        lost_s: float | None = None
+        follower = _Follower(self.spec.path, self._max_old_bytes, self._pread)
         pauses = pauses_s()
         try:
             while True:
-                now_s = time.monotonic()
+                asked_s = time.monotonic()
                 try:
-                    look = await to_thread.run_sync(follower.look, now_s)
+                    look = await self._answer(partial(follower.look, asked_s), asked_s)
                 except OSError as problem:
-                    lost_s = now_s if lost_s is None else lost_s
                     why = problem.strerror or str(problem)
-                    self._trouble = f"{self.spec.path} can't be read ({why}): make it readable"
+                    self._lose(asked_s, f"can't be read ({why}): make it readable")
                     await asyncio.sleep(next(pauses))
                     continue
-                if lost_s is not None:
-                    yield self._back(now_s, lost_s)
-                    lost_s, pauses = None, pauses_s()
+                if self._lost_s is not None:
+                    yield self._back(self._lost_s)
+                    pauses = pauses_s()
                 self._trouble = None if follower.has_file else f"{self.spec.path} is not there yet"
                 async for item in self._items(look):
                     yield item
@@ -237,8 +267,25 @@ class FileLog:
         finally:
             follower.close()
 
-    def _back(self, now_s: float, lost_s: float) -> Gap:
+    async def _answer(self, look: Callable[[], _Look], asked_s: float) -> _Look:
+        """What the look gives, however late: its lines would be missing else. Raises OSError."""
+        asked = asyncio.ensure_future(self._thread.run(look))
+        try:
+            answered, _ = await asyncio.wait([asked], timeout=ANSWER_S)
+            if not answered:
+                self._lose(asked_s, "does not answer: see to the volume that it is on")
+                await asyncio.wait([asked])
+            return asked.result()
+        finally:
+            asked.cancel()
+
+    def _lose(self, now_s: float, why: str) -> None:
+        self._trouble = f"{self.spec.path} {why}"
+        self._lost_s = now_s if self._lost_s is None else self._lost_s
+
+    def _back(self, lost_s: float) -> Gap:
         self._breaks += 1
+        self._lost_s, now_s = None, time.monotonic()
         return Gap(now_s, self._trouble or "the file could not be read", seconds=now_s - lost_s)
 
     async def _items(self, look: _Look) -> AsyncGenerator[Item, None]:
