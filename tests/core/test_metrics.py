@@ -118,9 +118,9 @@ def test_lines_that_can_not_be_read_are_passed_over() -> None:
 def test_a_hostile_page_takes_linear_time() -> None:
     """A megabyte of unclosed labels is read in well under a second."""
     text = 'vllm:prompt_tokens_total{a="' + 'x",b="' * 170_000
-    started = time.monotonic()
+    started = time.thread_time()
     assert parse(text).total.prompt_tokens is None
-    assert time.monotonic() - started < 1.0
+    assert time.thread_time() - started < 1.0
 
 
 def test_a_page_of_vllm_is_read_in_milliseconds() -> None:
@@ -128,7 +128,7 @@ def test_a_page_of_vllm_is_read_in_milliseconds() -> None:
     text = page("dp2.vllm-0.32.0")
     best = 1.0
     for _ in range(5):
-        started = time.perf_counter()
+        started = time.thread_time()
         parse(text)
-        best = min(best, time.perf_counter() - started)
+        best = min(best, time.thread_time() - started)
     assert best < 0.02

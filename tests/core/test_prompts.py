@@ -159,14 +159,15 @@ def test_a_count_that_leads_nowhere_ends_in_a_sentence(says, tokens: int) -> Non
 
 
 def test_a_piece_is_made_in_milliseconds() -> None:
-    """131,072 ids are made between the ticks of the event loop; 2 ms a piece, 200 ms allowed."""
+    """131,072 ids are made between the ticks of the event loop; 2 ms a piece, 200 ms of CPU
+    allowed: other programs run too."""
     longest = 0.0
     pieces = id_pieces(131_072, SAFE_IDS, 1, repetitive=False)
     while True:
-        started = time.perf_counter()
+        started = time.thread_time()
         piece = next(pieces, None)
         if piece is None:
             break
         ",".join(map(str, piece))
-        longest = max(longest, time.perf_counter() - started)
+        longest = max(longest, time.thread_time() - started)
     assert longest < 0.2
