@@ -9,8 +9,8 @@ import pytest
 from sidecar.simulator.server import simulator
 from tests.live.process import free_port
 from tests.service.between import relay, reply
+from tests.service.program import started
 from tests.service.running import WARM
-from tests.service.test_process import started
 
 pytestmark = pytest.mark.programs
 
@@ -48,23 +48,22 @@ ANSWERS = {
 async def test_s10_answers_without_end_are_given_up(tmp_path, kind):
     """The gate stays shut, its port answers at once all the while, and memory is bounded."""
     path, answer = ANSWERS[kind]
-    port = free_port()
     async with simulator(WARM) as sim, relay(sim.port) as address:
         address.answers[path] = answer
         async with (
-            started("serve", address.url, tmp_path, PORT=port) as process,
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http,
+            started("serve", address.url, tmp_path, PORT=free_port()) as program,
+            httpx.AsyncClient(base_url=program.url, trust_env=False, timeout=30) as http,
         ):
             seen, most_mb = 0, 0
-            with anyio.fail_after(25):
+            with anyio.fail_after(90):
                 while seen < 12:
                     try:
-                        body = (await http.get("/ready", timeout=5)).json()
+                        body = (await http.get("/ready")).json()
                     except httpx.ConnectError:
                         await anyio.sleep(0.05)
                         continue
                     assert not body["proven"]
-                    most_mb = max(most_mb, await rss_mb(process.pid))
+                    most_mb = max(most_mb, await rss_mb(program.process.pid))
                     seen += path in address.asked
                     await anyio.sleep(0.05)
         assert most_mb < MAX_MB

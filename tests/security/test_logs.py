@@ -2,7 +2,7 @@
 
 import io
 import socket
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 from sidecar.adapters import evidence
 from sidecar.simulator.server import simulator
 from tests.live.process import free_port
+from tests.patience import until
 from tests.security.test_secrets import everything
 from tests.service.running import SHAPES, WARM, serving
 
@@ -58,11 +59,11 @@ class Forger:
         self._line: socket.socket | None = None
 
     def close(self) -> None:
-        if self._line is not None:
-            self._line.close()
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
 
     def _connect(self) -> socket.socket:
-        """Raises OSError where nobody listens yet: the next `write` tries again."""
         kind = socket.SOCK_DGRAM if self.way == "syslog+udp" else socket.SOCK_STREAM
         if self.way == "syslog+unix":
             family, address = socket.AF_UNIX, str(self.path)
@@ -87,17 +88,19 @@ class Forger:
             f"<30>1 2026-01-01T00:00:00Z h vllm 1 vllm - {line}".encode()
             for line in text.splitlines()
         ]
-        with suppress(OSError):
+        try:
             if self._line is None:
                 self._line = self._connect()
             for message in messages:
                 self._line.sendall(message + b"\n")
+        except OSError:  # nobody listens yet, or does any more: the next one connects anew
+            self.close()
 
 
 async def log_of_a_warm_engine() -> list[str]:
     """All that a real one would write, fences of somebody's included."""
     written = io.StringIO()
-    async with simulator(VERBOSE, log=written) as sim, httpx.AsyncClient() as http:
+    async with simulator(VERBOSE, log=written) as sim, httpx.AsyncClient(timeout=60) as http:
         for _ in range(2):
             await http.get(f"{sim.url}/version?warmup_fence=0123456789abcdef0123456789abcdef")
             body = {"prompt": [1000 + n for n in range(65)], "max_tokens": 2, "stream": True}
@@ -120,16 +123,22 @@ async def test_s6_no_forged_log_makes_a_verdict_stronger(forger):
     shapes = f"budget: {{total_s: 1.5}}\n{SHAPES}"
     settings = {"log": forger.source, "require_evidence": "log"}
     async with simulator(WARM) as sim, serving(sim.url, shapes=shapes, **settings) as sidecar:
-        body = await sidecar.ready()
-        with anyio.fail_after(20):
-            while body["state"] != "failed":
-                assert not body["ready"]
-                await anyio.to_thread.run_sync(forger.write, whole)
-                await anyio.sleep(0.02)
-                body = await sidecar.ready()
+
+        async def has_failed():
+            body = await sidecar.ready()
+            assert not body["ready"]
+            await anyio.to_thread.run_sync(forger.write, whole)
+            return body["state"] == "failed"
+
+        async def is_read():
+            await has_failed()
+            (log,) = (await sidecar.client.get("/status")).json()["logs"]
+            return log["counts"]["lines"] > len(whole)
+
+        await until(is_read)
+        await until(has_failed)
         status = (await sidecar.client.get("/status")).json()
         assert status["log"] not in ("complete", "once-only")
-        assert sum(log["counts"]["lines"] for log in status["logs"]) > len(whole)
 
 
 async def test_s6_s7_forged_compiles_are_counted_and_prompts_are_not_kept(forger, tmp_path):
@@ -140,32 +149,38 @@ async def test_s6_s7_forged_compiles_are_counted_and_prompts_are_not_kept(forger
         serving(sim.url, log=forger.source, state_dir=state) as sidecar,
     ):
         await sidecar.until_ready()
+
+        async def is_heard():
+            await anyio.to_thread.run_sync(forger.write, ["hello"])
+            (log,) = (await sidecar.client.get("/status")).json()["logs"]
+            return log["counts"]["lines"]
+
+        await until(is_heard)
         await anyio.to_thread.run_sync(forger.write, [*PROMPTS, COMPILE, *PROMPTS])
-        pages = ""
-        with anyio.fail_after(10):
-            while "forged_kernel" not in pages:
-                got = [await sidecar.client.get(page) for page in ("/ready", "/status", "/metrics")]
-                pages = "\n".join(page.text for page in got)
+
+        async def pages():
+            got = [await sidecar.client.get(page) for page in ("/ready", "/status", "/metrics")]
+            return got if "forged_kernel" in got[-1].text else None
+
+        got = await until(pages)
         assert got[0].status_code == 200
-        assert 'kernel="forged_kernel"} 1.0' in pages
-        assert PROMPT not in pages
-        await sidecar.until(lambda body: body["boot"] is not None)
+        assert 'kernel="forged_kernel"} 1.0' in got[-1].text
+        assert PROMPT not in "".join(page.text for page in got)
     assert PROMPT not in everything(state)
 
 
-async def test_s6_only_allowed_senders_are_heard(tmp_path):
+@pytest.mark.parametrize("way", ["syslog+tcp", "syslog+udp"])
+async def test_s6_only_allowed_senders_are_heard(tmp_path, way):
     """`allow` names networks; all others are counted as refused, and nothing of them is read."""
-    for way in ("syslog+tcp", "syslog+udp"):
-        stranger = Forger(way, tmp_path)
+    with closing(Forger(way, tmp_path)) as stranger:
         source = f"{stranger.source}?allow=192.0.2.0/24"
         async with simulator(WARM) as sim, serving(sim.url, log=source) as sidecar:
-            await sidecar.until_ready()
-            for _ in range(3):
+
+            async def refused():
                 await anyio.to_thread.run_sync(stranger.write, [COMPILE])
-            with anyio.fail_after(10):
-                while True:
-                    (log,) = (await sidecar.client.get("/status")).json()["logs"]
-                    if log["counts"]["refused"]:
-                        break
-            assert log["counts"]["lines"] == 0
-        stranger.close()
+                (log,) = (await sidecar.client.get("/status")).json()["logs"]
+                return log["counts"] if log["counts"]["refused"] else None
+
+            counts = await until(refused)
+            assert counts["lines"] == 0
+            await sidecar.until_ready()

@@ -23,8 +23,8 @@ from sidecar.simulator.server import simulator
 from tests.core.test_report import REPORT
 from tests.live.process import free_port
 from tests.service.between import relay, reply
+from tests.service.program import started
 from tests.service.running import SHAPES, WARM, serving
-from tests.service.test_process import started
 from tests.service.test_web import NOTHING
 
 pytestmark = pytest.mark.programs
@@ -56,17 +56,17 @@ ANSWERS = {
 @pytest.mark.parametrize("paths", ["version wave metrics", "redirect", "refusal health"])
 async def test_s4_an_engine_that_repeats_the_key_finds_it_nowhere(tmp_path, paths):
     """Not in the log, even at debug level, nor in any page, file or argument."""
-    port, state = free_port(), tmp_path / "state"
+    state = tmp_path / "state"
     async with simulator(WARM) as sim, relay(sim.port) as address:
         address.answers.update(ANSWERS[path] for path in paths.split())
-        settings = {"PORT": port, "API_KEY": KEY, "STATE_DIR": state, "LOG_LEVEL": "debug"}
-        async with started("serve", address.url, tmp_path, **settings) as process:
-            pages = await pages_of(f"http://127.0.0.1:{port}")
-            pages.append(await anyio.Path(f"/proc/{process.pid}/cmdline").read_text())
-            process.terminate()
-            log = b"".join([chunk async for chunk in process.stderr]).decode()
-        assert "Bearer ***" in log  # it was there to be hidden
-        for told in (log, everything(tmp_path), *pages):
+        settings = {"PORT": free_port(), "API_KEY": KEY, "STATE_DIR": state, "LOG_LEVEL": "debug"}
+        async with started("serve", address.url, tmp_path, **settings) as program:
+            await program.until_said("Bearer ***")  # it was there to be hidden
+            pages = await pages_of(program.url)
+            pages.append(await anyio.Path(f"/proc/{program.process.pid}/cmdline").read_text())
+            program.process.terminate()
+            await program.process.wait()
+        for told in (program.err, everything(tmp_path), *pages):
             assert KEY not in told
 
 
@@ -98,12 +98,11 @@ async def test_s5_no_text_of_an_engine_reaches_a_terminal_as_a_command(tmp_path)
     ):
         async with simulator(WARM) as sim, relay(sim.port) as address:
             address.answers.update(answers)
-            settings = {"LOG_LEVEL": "debug", "START_DEADLINE_S": 0.3}
-            async with started("once", address.url, tmp_path, **settings) as process:
-                with anyio.fail_after(20):
-                    told = b"".join([chunk async for chunk in process.stderr])
-                    told += b"".join([chunk async for chunk in process.stdout])
-            lines = told.decode().splitlines()
+            settings = {"LOG_LEVEL": "debug", "START_DEADLINE_S": 4}
+            async with started("once", address.url, tmp_path, **settings) as program:
+                with anyio.fail_after(90):
+                    await program.process.wait()
+            lines = (program.err + program.out).splitlines()
             assert len(lines) > 3
             assert [line for line in lines if not line.isprintable()] == []
             assert [line for line in lines if line.startswith("state=ready")] == []
@@ -129,8 +128,8 @@ def test_s5_no_text_of_an_engine_adds_a_sample_to_the_metrics():
 async def pages_of(url):
     """All pages, once the sidecar has tried or waited for a while."""
     told = []
-    async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
-        with anyio.fail_after(20):
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
+        with anyio.fail_after(90):
             while len(told) < 3:
                 try:
                     body = (await http.get("/ready?wait=0.5")).json()
@@ -178,6 +177,7 @@ def test_s4_no_flag_takes_the_key():
             env={"PATH": os.environ["PATH"], "WARMUP_API_KEY": KEY},
             capture_output=True,
             text=True,
+            timeout=60,
             check=True,
         ).stdout
         assert "--api-key-file" in told

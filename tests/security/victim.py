@@ -26,7 +26,7 @@ class Victim:
         self.log_udp = log_udp
 
     def connect(self, port=None):
-        return socket.create_connection(("127.0.0.1", port or self.port), timeout=10)
+        return socket.create_connection(("127.0.0.1", port or self.port), timeout=30)
 
     def ask(self, path="/ready"):
         """Status and body over a fresh connection, as a probe of Kubernetes or HAProxy asks."""
@@ -58,7 +58,8 @@ class Victim:
             yield seen
         finally:
             seen.over.set()
-            thread.join(30)
+            thread.join(90)
+            assert not thread.is_alive(), "a probe was never answered"
         assert seen.probes, "no probe was answered"
 
 
@@ -125,7 +126,7 @@ def victim(folder, **more):
             one.wait()
 
 
-def until(condition, limit_s=25.0):
+def until(condition, limit_s=90.0):
     end = time.monotonic() + limit_s
     while True:
         try:

@@ -32,7 +32,7 @@ class Surface:
     def client(self):
         """Without a bound on its connections."""
         limits = httpx.Limits(max_connections=None)
-        return httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=20, limits=limits)
+        return httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=60, limits=limits)
 
 
 @asynccontextmanager

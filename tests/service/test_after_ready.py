@@ -7,17 +7,18 @@ import httpx
 import pytest
 from anyio import to_thread
 
-from sidecar.adapters import evidence, statefiles
+from sidecar.adapters import statefiles
 from sidecar.adapters.state import IN_FLIGHT, LAST_REPORT
 from sidecar.core.learned.proposals import suggested
-from sidecar.core.policy import Rhythm
 from sidecar.core.report import from_json
 from sidecar.simulator.faults import Knobs
 from sidecar.simulator.server import simulator
-from tests.service.running import PROFILE, WARM, serving
+from tests.patience import until
+from tests.service.running import NEVER_HELD_UP, PROFILE, WARM, serving
 from tests.service.test_log import VERBOSE, Written
 
-QUICK = Rhythm(
+QUICK = replace(
+    NEVER_HELD_UP,
     health_every_s=0.1,
     mark_every_s=0.3,
     search_every_s=0.1,
@@ -33,27 +34,12 @@ cells:
 """
 
 
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch):
-    """Fences that never come are waited for in full."""
-    monkeypatch.setattr(evidence, "FENCE_WAIT_S", 0.6)
-    monkeypatch.setattr(evidence, "_HOPELESS_WAIT_S", 0.05)
-
-
 async def ask(url, tokens):
     """What a user sends: a shape of his own."""
     body = {"model": "sim", "prompt": list(range(1, tokens + 1)), "max_tokens": 2}
     async with httpx.AsyncClient(trust_env=False) as client:
-        answer = await client.post(f"{url}/v1/completions", json=body, timeout=30)
+        answer = await client.post(f"{url}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 200
-
-
-async def until(condition, limit_s=10.0):
-    with anyio.fail_after(limit_s):
-        while True:
-            if await condition():
-                return
-            await anyio.sleep(0.05)
 
 
 async def test_what_a_user_compiles_is_an_escape_and_what_we_compile_is_none(tmp_path):
@@ -173,7 +159,7 @@ async def test_a_cell_that_the_engine_died_on_is_held_back_until_it_is_cleared(t
         group.start_soon(revive)
         async with serving(sim.url, rhythm=QUICK, shapes=shapes, state_dir=tmp_path) as sidecar:
             # The first prompt of a boot is as long as that cell: two boots die.
-            body = await sidecar.until(lambda b: b["state"] == "failed", limit_s=25)
+            body = await sidecar.until(lambda b: b["state"] == "failed", limit_s=60)
             held = [reason for reason in body["reasons"] if "is held back" in reason]
             assert [reason.split("-")[2] for reason in held] == ["p1024", "p900"]
             page = (await sidecar.client.get("/metrics")).text

@@ -5,12 +5,11 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from sidecar.core.policy import Rhythm
 from sidecar.simulator.faults import Knobs
 from sidecar.simulator.server import simulator
 from sidecar.watch import NOT_ONE_ENGINE
 from tests.service.between import relay, reply
-from tests.service.running import PROFILE, WARM, serving
+from tests.service.running import NEVER_HELD_UP, PROFILE, WARM, serving
 from tests.service.test_sidecar import served
 
 KEY = "sekret-key-123"
@@ -37,7 +36,7 @@ async def test_another_engine_behind_the_same_address_shuts_the_gate_at_once():
         simulator(WARM) as one,
         simulator(PROFILE) as two,
         relay(one.port) as address,
-        serving(address.url, rhythm=Rhythm(health_every_s=0.1)) as sidecar,
+        serving(address.url, rhythm=replace(NEVER_HELD_UP, health_every_s=0.1)) as sidecar,
     ):
         # The mark alone would see it after ten seconds.
         await sidecar.until_ready()
@@ -63,7 +62,7 @@ async def test_an_engine_that_answers_rubbish_is_not_warm_and_recovers(path):
                 await anyio.sleep(0.05)
             address.answers.clear()
             address.cut()
-            await sidecar.until(lambda body: body["ready"], limit_s=25)
+            await sidecar.until(lambda body: body["ready"], limit_s=60)
 
 
 CHAT = """

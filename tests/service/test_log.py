@@ -35,9 +35,9 @@ class Written(io.StringIO):
         self._file.flush()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def short_waits(monkeypatch):
-    """Fences that never come are waited for in full."""
+    """Where fences never come; elsewhere a machine that stands still must not cut a window off."""
     monkeypatch.setattr(evidence, "FENCE_WAIT_S", 0.6)
     monkeypatch.setattr(evidence, "_HOPELESS_WAIT_S", 0.05)
 
@@ -72,7 +72,9 @@ async def test_every_compile_line_is_tied_to_its_cell(tmp_path):
     assert body["proven"] is True
 
 
-async def test_a_log_that_is_another_engines_proves_nothing_and_opens_all_the_same(tmp_path):
+async def test_a_log_that_is_another_engines_proves_nothing_and_opens_all_the_same(
+    tmp_path, short_waits
+):
     """No fence shows in it: its start lines are not this engine's, and latency decides."""
     path = tmp_path / "other.log"
     async with simulator(replace(VERBOSE, rules=()), log=Written(path)) as other:

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from functools import partial
 
-import anyio
 import pytest
 from anyio import to_thread
 
@@ -18,18 +17,12 @@ from sidecar.settings import Settings
 from sidecar.simulator.faults import Knobs
 from sidecar.simulator.server import simulator
 from tests.live.sidecar import vllm_warmup
+from tests.patience import until
 from tests.service.running import PROFILE, QUICK, SHAPES, WARM, serving
 
 
 def urls(**named):
     return " ".join(f"{name}={sim.url}" for name, sim in named.items())
-
-
-async def until(condition):
-    """A file has no event to wait for."""
-    with anyio.fail_after(10):
-        while not await to_thread.run_sync(condition):  # noqa: ASYNC110
-            await anyio.sleep(0.02)
 
 
 async def test_the_gate_is_open_when_both_are_warm_and_shut_when_one_is_gone(tmp_path):
@@ -47,7 +40,7 @@ async def test_the_gate_is_open_when_both_are_warm_and_shut_when_one_is_gone(tmp
                 ("r0", "ready"),
                 ("r1", "ready"),
             ]
-            await until(lambda: ready_file.exists())
+            await until(partial(to_thread.run_sync, ready_file.exists))
             two.turn(Knobs(restart_after_s=0.5))
             shut = await sidecar.until(lambda body: not body["ready"], limit_s=3.0)
             assert [engine["ready"] for engine in shut["engines"]] == [True, False]
@@ -56,8 +49,12 @@ async def test_the_gate_is_open_when_both_are_warm_and_shut_when_one_is_gone(tmp
                 (await sidecar.client.get(f"/ready/{name}")).status_code for name in ("r0", "r1")
             ]
             assert answers == [200, 503]
-            await until(lambda: not ready_file.exists())
-            waited = await sidecar.client.get("/ready/r1?wait=20", timeout=25)
+
+            async def is_gone():
+                return not await to_thread.run_sync(ready_file.exists)
+
+            await until(is_gone)
+            waited = await sidecar.client.get("/ready/r1?wait=60", timeout=90)
             assert (waited.status_code, waited.json()["boot"]["number"]) == (200, 2)
             await sidecar.until_ready()
 
@@ -119,7 +116,7 @@ async def test_once_waits_for_all_and_ends_by_the_worst(tmp_path):
         outcome = await program.once(settings, parse(SHAPES, "s"), rhythm=QUICK)
         assert outcome.exit_code == ExitCode.WARM
         assert set(outcome.reports) == {"a", "b"}
-        lost = Settings(engine_urls=f"a={one.url} b=http://127.0.0.1:1", start_deadline_s=1.0)
+        lost = Settings(engine_urls=f"a={one.url} b=http://127.0.0.1:1", start_deadline_s=4.0)
         outcome = await program.once(lost, parse(SHAPES, "s"), rhythm=QUICK)
     assert outcome.exit_code == ExitCode.ENGINE_UNAVAILABLE
     assert set(outcome.reports) == {"a"}
@@ -145,6 +142,7 @@ def test_a_verdict_once_given_ends_it_while_that_engine_is_tried_again():
     assert not verdicts.hear(together({"a": late, "b": ready}))
 
 
+@pytest.mark.programs
 async def test_once_reports_what_was_adopted_too(tmp_path):
     """A second run sends nothing, and prints the reports of the first in the engines' order."""
     async with simulator(WARM) as one, simulator(WARM) as two:
@@ -164,6 +162,7 @@ async def test_once_reports_what_was_adopted_too(tmp_path):
     assert "sidecar.door: a: state=ready event=adopted" in second.err, "whose line it is"
 
 
+@pytest.mark.programs
 async def test_a_list_of_one_is_named_as_a_longer_one_is(tmp_path):
     """Its page, its folder and its log don't move when a second server comes."""
     log = tmp_path / "a.log"

@@ -10,6 +10,7 @@ from sidecar.core.watch.gate import State
 from sidecar.simulator.faults import Knobs
 from sidecar.simulator.server import simulator
 from sidecar.web.waiting import MAX_WAITERS
+from tests.patience import until
 from tests.service.between import relay, reply
 from tests.service.running import WARM, serving
 from tests.service.surface import surface
@@ -22,13 +23,13 @@ NOWHERE = "http://127.0.0.1:9"
 async def test_who_waits_is_told_as_soon_as_the_gate_opens():
     """One request instead of a loop, also by HEAD; a restart on the way ends no wait."""
     async with simulator(WARM) as sim, serving(sim.url) as sidecar:
-        answer = await sidecar.client.get("/ready?wait=60", timeout=30)
+        answer = await sidecar.client.get("/ready?wait=60", timeout=90)
         assert (answer.status_code, answer.json()["state"]) == (200, "ready")
-        assert answer.elapsed.total_seconds() < 30
+        assert answer.elapsed.total_seconds() < 60
         assert "retry-after" not in answer.headers
         sim.turn(Knobs(restart_after_s=0.05))
         await sidecar.until(lambda body: not body["ready"])
-        assert (await sidecar.client.head("/ready?wait=60", timeout=30)).status_code == 200
+        assert (await sidecar.client.head("/ready?wait=60", timeout=90)).status_code == 200
         assert (await sidecar.ready())["boot"]["number"] == 2
 
 
@@ -57,7 +58,7 @@ async def test_who_waits_is_told_when_the_time_is_up():
     async with serving(NOWHERE) as sidecar:
         answer = await sidecar.client.get("/ready?wait=0.3")
         assert (answer.status_code, answer.json()["state"]) == (503, "waiting")
-        assert 0.25 < answer.elapsed.total_seconds() < 5
+        assert 0.25 < answer.elapsed.total_seconds() < 30
         assert int(answer.headers["retry-after"]) >= 1
 
 
@@ -69,7 +70,7 @@ async def test_a_sidecar_that_stops_answers_those_who_wait():
         writer.write(b"GET /ready?wait=60 HTTP/1.1\r\nHost: a\r\n\r\n")
         for _ in range(2):  # what came before was read before
             await sidecar.ready()
-    answer = await reader.read(65_536)
+    answer = await reader.read()  # head and body may come one after the other
     writer.close()
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b'"the sidecar is stopping"' in answer
@@ -126,9 +127,3 @@ async def test_who_hangs_up_frees_his_place():
             await until(lambda: shown.waiting.count == 5)
             group.cancel_scope.cancel()
         await until(lambda: shown.waiting.count == 0)
-
-
-async def until(condition):
-    with anyio.fail_after(10):
-        while not condition():  # noqa: ASYNC110 - of a server in this process
-            await anyio.sleep(0.01)
