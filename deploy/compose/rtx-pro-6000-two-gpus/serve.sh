@@ -18,6 +18,10 @@ fi
 read -ra more <<<"$EXTRA_ARGUMENTS"
 arguments+=("${more[@]}")
 
+# SIGTERM of `docker stop` goes on to vLLM, also one that comes while it is being started.
+engine='' is_stopping=''
+trap 'is_stopping=1; [[ -z $engine ]] || kill -TERM "$engine" 2>/dev/null || true' TERM INT
+
 # What vLLM prints goes to `docker logs` as before and into a file that the sidecar reads: nothing
 # is lost, and neither of the two waits for the other. The file begins anew with each start and is
 # emptied when it is full; the sidecar follows both.
@@ -29,11 +33,11 @@ exec 3> >(exec tee -a /logs/vllm.log)
 tee=$!
 vllm serve "${arguments[@]}" >&3 2>&1 3>&- &
 engine=$!
+[[ -z $is_stopping ]] || kill -TERM "$engine" 2>/dev/null || true
 exec 3>&-
 
-# SIGTERM of `docker stop` goes on to vLLM. This shell stays until tee has vLLM's last words, two
-# seconds at most: a process that outlives vLLM must not keep the container from starting again.
-trap 'kill -TERM "$engine" 2>/dev/null' TERM INT
+# This shell stays until tee has vLLM's last words, two seconds at most: a process that outlives vLLM
+# must not keep the container from starting again.
 code=0
 wait "$engine" || code=$?
 while kill -0 "$engine" 2>/dev/null; do # a signal ended the wait, not vLLM
