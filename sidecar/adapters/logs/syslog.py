@@ -39,12 +39,13 @@ import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from anyio import CancelScope, to_thread
+from anyio import CancelScope
 
 from sidecar.adapters.logs.datagrams import WANTED_BUFFER_BYTES, Datagrams
 from sidecar.adapters.logs.inbox import Inbox
 from sidecar.adapters.logs.pace import AT_ONCE, Allowance, pauses_s
 from sidecar.adapters.logs.senders import MUTE_S, Connection, Senders
+from sidecar.adapters.onethread import OneThread
 from sidecar.core.logs.items import Counts, Gap, Item
 from sidecar.core.logs.source import SyslogSpec, Transport
 
@@ -66,6 +67,10 @@ class SyslogLog:
         self._senders = Senders(spec, self._inbox, mute_s, self._allowance)
         self._datagrams = Datagrams(spec, self._inbox, self._allowance)
         self._server: asyncio.Server | None = None
+        self._thread = OneThread()
+        """For the socket's file: what closes it waits for what makes it."""
+        self._bound: socket.socket | None = None
+        """Not the server's yet."""
         self._socket_file: tuple[int, int] | None = None
         """Device and inode of the socket that we made."""
         self._trouble: str | None = None
@@ -119,7 +124,7 @@ class SyslogLog:
                     await asyncio.sleep(0)
                 self._senders.finish_lines(_SILENT_S)
                 self._datagrams.finish_lines(_SILENT_S)
-                if self._socket_file and not await to_thread.run_sync(self._has_socket_file):
+                if self._socket_file and not await self._thread.run(self._has_socket_file):
                     await self._listen_again()
         finally:
             with CancelScope(shield=True):
@@ -172,12 +177,13 @@ class SyslogLog:
                     reuse_address=True,
                 )
             case Transport.UNIX:
-                sock = await to_thread.run_sync(self._bind)
+                await self._thread.run(self._bind)
                 self._server = await loop.create_unix_server(
-                    lambda: Connection(self._senders), sock=sock, backlog=_BACKLOG
+                    lambda: Connection(self._senders), sock=self._bound, backlog=_BACKLOG
                 )
+                self._bound = None
 
-    def _bind(self) -> socket.socket:
+    def _bind(self) -> None:
         """Make the socket beside its place, listening, and then move it there: while there is no
         file, or nobody behind it, Docker starts no container. Raises OSError."""
         path = Path(self.spec.path)
@@ -193,9 +199,9 @@ class SyslogLog:
             beside.replace(path)
         except BaseException:
             sock.close()
+            beside.unlink(missing_ok=True)
             raise
-        self._socket_file = (made.st_dev, made.st_ino)
-        return sock
+        self._bound, self._socket_file = sock, (made.st_dev, made.st_ino)
 
     def _has_socket_file(self) -> bool:
         try:
@@ -210,9 +216,11 @@ class SyslogLog:
             self._server = None
         self._senders.close()
         self._datagrams.close()
-        await to_thread.run_sync(self._remove)
+        await self._thread.run(self._remove)
 
     def _remove(self) -> None:
+        if self._bound is not None:
+            self._bound.close()
         if self._socket_file and self._has_socket_file():
             with contextlib.suppress(OSError):
                 Path(self.spec.path).unlink()
@@ -228,5 +236,6 @@ def _refuse_if_taken(path: Path) -> None:
         raise OSError(errno.EEXIST, "there is a file that is no socket: remove it")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
-        if probe.connect_ex(str(path)) == 0:
+        # A listener whose backlog is full is one too.
+        if probe.connect_ex(str(path)) in (0, errno.EAGAIN):
             raise OSError(errno.EADDRINUSE, "another process listens there: end it")
