@@ -6,6 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 import anyio
 
 from sidecar.core.logs.items import Ended, Gap, Line
+from tests.patience import until
 
 
 class Follow:
@@ -26,14 +27,12 @@ class Follow:
     def has_ended(self):
         return any(isinstance(item, Ended) for item in self.items)
 
-    async def until(self, is_so, limit_s=8):
-        """Wait for something that must come; at most a few seconds."""
-        with anyio.fail_after(limit_s):
-            while not is_so():  # noqa: ASYNC110 (of most that is waited for there is no event)
-                await anyio.sleep(0.01)
+    async def until(self, is_so):
+        """Wait for something that must come."""
+        await until(is_so)
 
     async def until_texts(self, *texts):
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(AssertionError):
             await self.until(lambda: len(self.texts) >= len(texts))
         assert self.texts == list(texts)
 
