@@ -6,6 +6,8 @@ import tempfile
 from pathlib import Path
 
 PRIVATE = 0o600
+PART = ".part"
+"""How the names of files end that are not whole yet."""
 
 
 def write_atomically(path: Path, content: str, *, mode: int = 0o644) -> None:
@@ -14,7 +16,7 @@ def write_atomically(path: Path, content: str, *, mode: int = 0o644) -> None:
     A link of that name is replaced, never followed. It may be read by everybody, if `mode` doesn't
     say otherwise: a probe in another container has another user.
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    handle, name = tempfile.mkstemp(PART, f".{path.name}.", path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(content)

@@ -11,6 +11,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TypeVar
 
 import anyio
 
-from sidecar.adapters.atomic import PRIVATE, write_atomically
+from sidecar.adapters.atomic import PART, PRIVATE, write_atomically
 from sidecar.adapters.onethread import OneThread
 from sidecar.core import report as report_form
 from sidecar.core.errors import ConfigError
@@ -83,6 +84,8 @@ class StateDir:
                 "WARMUP_STATE_DIR to a folder that this user may write to"
             ) from problem
         self._claim()
+        if _OTHERS not in self._troubles:
+            self._tidy()
 
     @property
     def troubles(self) -> tuple[str, ...]:
@@ -170,6 +173,12 @@ class StateDir:
             self._trouble(self._folder, what, kind=_OTHERS)
         except OSError as problem:
             log.debug("state: no lock on %s: %s", self._folder, problem)
+
+    def _tidy(self) -> None:
+        """Remove what an earlier life was killed at writing: each can have some megabytes."""
+        for left in self._folder.glob(f".*{PART}"):
+            with suppress(OSError):
+                left.unlink()
 
     def _load(self) -> Kept | None:
         kept = self._parsed(VERDICT, kept_form.from_json)

@@ -1,5 +1,6 @@
 """The state folder and the ready file: whole or not at all, and never fatal once it runs."""
 
+import gc
 import json
 import os
 import random
@@ -13,7 +14,7 @@ from anyio import to_thread
 
 from sidecar.adapters import state as state_module
 from sidecar.adapters import statefiles
-from sidecar.adapters.atomic import write_atomically
+from sidecar.adapters.atomic import PART, write_atomically
 from sidecar.adapters.readyfile import ReadyFile, shared
 from sidecar.adapters.state import (
     DEATHS,
@@ -194,6 +195,19 @@ async def test_no_temporary_file_is_left(tmp_path):
     """After a write there is the file, and nothing else."""
     await (await to_thread.run_sync(StateDir, tmp_path)).keep(KEPT)
     assert [p.name for p in tmp_path.iterdir()] == [VERDICT]
+
+
+async def test_what_a_killed_sidecar_was_writing_is_removed_by_the_next(tmp_path):
+    """But not while another one may be writing it."""
+    first = await to_thread.run_sync(StateDir, tmp_path)
+    left = tmp_path / f".{VERDICT}.a8b9c0d1{PART}"
+    left.write_text("{")
+    await to_thread.run_sync(StateDir, tmp_path)
+    assert left.exists()
+    del first
+    gc.collect()
+    await to_thread.run_sync(StateDir, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_can_not_be_written_is_a_configuration_error(tmp_path):
