@@ -163,11 +163,6 @@ class Engine:
         forgotten = [rank.forget_prefixes() for rank in self._ranks]
         return all(forgotten)
 
-    @property
-    def queued_requests(self) -> int:
-        """Bodies received and not yet parsed, and requests that wait for their first step."""
-        return len(self._arrivals) + sum(len(rank.waiting) for rank in self._ranks)
-
     # --- inside ---------------------------------------------------------------------------------
 
     def _parsed_s(self) -> float:

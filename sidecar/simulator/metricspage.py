@@ -14,7 +14,7 @@ HELP = "Simulated."
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What is not counted: the identity of this process identity."""
+    """What is not counted: which process this is, and how it stands."""
 
     started_unix_s: float
     sleep_level: int
