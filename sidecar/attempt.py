@@ -1,86 +1,22 @@
 """One warm-up: waves by the passes' order until nothing is lacking or the budget is spent."""
 
-import hashlib
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 
 import anyio
 
-from sidecar.core.errors import ExitCode
-from sidecar.core.facts import EngineFacts
+from sidecar.boot import Boot, Replay
 from sidecar.core.grid.cells import Look
-from sidecar.core.grid.cost import Basis, Speed, wave_cost
-from sidecar.core.grid.plan import Plan
+from sidecar.core.grid.cost import Speed, wave_cost
 from sidecar.core.judge.passes import Passes, Rest
-from sidecar.core.judge.speed import Speedometer
-from sidecar.core.judge.verdict import GridVerdict, Judge, Judged, Opening, Standing
-from sidecar.core.results import Outcome, WaveResult
-from sidecar.core.tally import MAX_ROWS, Totals, WaveRow, near_the_limit, row_of
-from sidecar.core.watch.boot import BootMark
-from sidecar.core.watch.deaths import Death
+from sidecar.core.judge.verdict import Judge, Judged
+from sidecar.core.results import Outcome
+from sidecar.core.tally import Totals, near_the_limit, row_of
 from sidecar.core.watch.gate import Gate
 from sidecar.watch import Watch
 
 _SHARE_FOR_EYES = 20
 """Judging a grid of a thousand cells takes 0.1 s, in which no probe is answered: what is only for
 the eyes is told so seldom that it takes no more than one twentieth of the time."""
-
-
-class Replay(Protocol):
-    """Sends the waves of one plan to one boot."""
-
-    async def run(self, looks: Sequence[Look]) -> Sequence[WaveResult]:
-        """A wave of each look, all at the same time, in this order. A failed request is a Result;
-        cancelled, it closes what it had opened."""
-        ...
-
-
-@dataclass(slots=True)
-class Boot:
-    """One life of the engine and what is known of it. Owned by the conductor."""
-
-    facts: EngineFacts
-    mark: BootMark
-    nonce: str
-    met_at: float = 0.0
-    """Seconds since 1970, UTC."""
-    plan: Plan | None = None
-    judge: Judge | None = None
-    replay: Replay | None = None
-    opened: Opening | None = None
-    """Set once the gate has been opened on this boot: it needs no second warm-up."""
-    adopted: bool = False
-    adoptable: bool = True
-    """False: what was kept of it no longer holds."""
-    attempts: int = 0
-    in_flight: Look | None = None
-    failure: str = ""
-    """How the last wave failed, if it did."""
-    held: tuple[Death, ...] = ()
-    """Cells of the plan that an engine died on: they are not sent."""
-    rows: deque[WaveRow] = field(default_factory=lambda: deque(maxlen=MAX_ROWS))
-    rows_dropped: int = 0
-    warnings: dict[str, str] = field(default_factory=dict)
-    """By cell: what its waves gave reason to warn of."""
-    speeds: Speedometer = field(default_factory=Speedometer)
-    basis: Basis = field(default_factory=Basis)
-    """What was known of its speed before its first wave."""
-
-    def add(self, row: WaveRow) -> None:
-        self.rows_dropped += len(self.rows) == self.rows.maxlen
-        self.rows.append(row)
-
-    def start_over(self, nonce: str) -> None:
-        """The same process has to be warmed again. The nonce is a new one: its prefix cache may
-        know the prompts of the last."""
-        self.nonce = nonce
-        self.plan = self.judge = self.replay = self.opened = None
-        self.adopted = self.adoptable = False
-        self.rows.clear()
-        self.rows_dropped = 0
-        self.warnings.clear()
 
 
 class Attempt:
@@ -211,14 +147,3 @@ class Attempt:
         assert plan is not None
         alone = wave_cost(look.cell, look.gait, plan.plug_tokens, speed)
         return alone.seconds / len(plan.ranks)
-
-
-def seed_of(nonce: str, attempt: int) -> int:
-    """The order of looks follows from the nonce, so that a run can be told from its report."""
-    return int.from_bytes(hashlib.sha256(f"{nonce}/{attempt}".encode()).digest()[:8])
-
-
-def exit_code_of(verdict: GridVerdict) -> ExitCode:
-    """Of a gate that stays shut: cold or failed cells, or nothing but missing proof."""
-    bad = any(c.standing in (Standing.COLD, Standing.FAILED) for c in verdict.cells)
-    return ExitCode.NOT_CONVERGED if bad else ExitCode.EVIDENCE_MISSING

@@ -11,7 +11,7 @@ from datetime import datetime
 
 import anyio
 
-from sidecar.attempt import Boot
+from sidecar.boot import Boot
 from sidecar.core.logs.events import Compile, Complaint, Phase, Started, Step, Trouble
 from sidecar.core.logs.items import Began, Ended
 from sidecar.core.logs.seen import Seen

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol
 
-from sidecar.attempt import Boot
+from sidecar.boot import Boot
 from sidecar.core.grid.cells import Look
 from sidecar.core.grid.cost import Basis
 from sidecar.core.grid.plan import Plan

@@ -3,6 +3,7 @@
 One attempt after another, with growing pauses, for as long as the boot lives.
 """
 
+import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,14 +11,15 @@ from functools import partial
 
 import anyio
 
-from sidecar.attempt import Attempt, Boot, Replay, exit_code_of, seed_of
+from sidecar.attempt import Attempt
+from sidecar.boot import Boot, Replay
 from sidecar.core.errors import ConfigError, EngineUnavailable, ExitCode, WarmupError
 from sidecar.core.facts import EngineFacts
 from sidecar.core.grid.cells import Look
 from sidecar.core.grid.cost import over_budget
 from sidecar.core.grid.plan import Plan
 from sidecar.core.judge.passes import Passes, Progress
-from sidecar.core.judge.verdict import Judge, Opening, Standing, opening
+from sidecar.core.judge.verdict import GridVerdict, Judge, Opening, Standing, opening
 from sidecar.core.policy import Policy
 from sidecar.core.watch import deaths
 from sidecar.core.watch.gate import Event
@@ -154,7 +156,7 @@ class Warming:
             judge,
             budget_s=policy.budget_s,
             max_passes=policy.max_passes,
-            seed=seed_of(boot.nonce, boot.attempts - 1),
+            seed=_seed_of(boot.nonce, boot.attempts - 1),
         )
         attempt = Attempt(
             boot,
@@ -189,7 +191,7 @@ class Warming:
             boot.warnings.pop(_BUDGET, None)
         self._warn(boot)
         if not decided.open:
-            code = ExitCode.NOT_CONVERGED if boot.held else exit_code_of(verdict)
+            code = ExitCode.NOT_CONVERGED if boot.held else _exit_code_of(verdict)
             return _Shut(decided.reasons, code)
         # Nothing was asked since the last wave: the engine may have gone or been replaced.
         await watch.stop_if_lost(boot.mark)
@@ -226,3 +228,14 @@ class Warming:
         self._on_open()
         self._door.open(event, boot.opened, adopted=boot.adopted)
         self._warn(boot)
+
+
+def _seed_of(nonce: str, attempt: int) -> int:
+    """The order of looks follows from the nonce, so that a run can be told from its report."""
+    return int.from_bytes(hashlib.sha256(f"{nonce}/{attempt}".encode()).digest()[:8])
+
+
+def _exit_code_of(verdict: GridVerdict) -> ExitCode:
+    """Of a gate that stays shut: cold or failed cells, or nothing but missing proof."""
+    bad = any(c.standing in (Standing.COLD, Standing.FAILED) for c in verdict.cells)
+    return ExitCode.NOT_CONVERGED if bad else ExitCode.EVIDENCE_MISSING

@@ -1,7 +1,7 @@
 """The conductor: wait → learn → plan → passes → verdict → gate → watch; a new boot starts over.
 
 It orders and decides nothing itself: decisions are `core`'s, effects the adapters'. It is the
-gate's only writer. Its parts: `search` finds a boot, `record` says whether an earlier sidecar had
+gate's only writer. Its parts: `search` finds a `boot`, `record` says whether an earlier sidecar had
 warmed it, `warming` sends one `attempt` after another until the gate is open, `watch` loses it
 again, `ear` hears of it beside that, `door` moves the gate and what hangs on it. All its time is
 the event loop's (`anyio.current_time`, `anyio.sleep`), so that it runs on a virtual clock too.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import anyio
 
-from sidecar.attempt import Boot, Replay
+from sidecar.boot import Boot, Replay
 from sidecar.core.errors import EngineUnavailable
 from sidecar.core.facts import EngineFacts, costly
 from sidecar.core.grid.cells import Look

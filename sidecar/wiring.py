@@ -15,7 +15,7 @@ from sidecar.adapters.engine import Engine
 from sidecar.adapters.readyfile import ReadyFile, Share, shared
 from sidecar.adapters.state import StateDir
 from sidecar.adapters.whose import WHOSE
-from sidecar.attempt import Replay
+from sidecar.boot import Replay
 from sidecar.core.errors import ConfigError
 from sidecar.core.grid.plan import Plan, expand
 from sidecar.core.grid.shapes import OnEscape, OnUnproven, Shapes

@@ -28,7 +28,7 @@ LAYERS = {
     "adapters": (("adapters",), ("core",)),
     "simulator": (("simulator",), ("core",)),
     "conductor": (
-        ("warmup", "warming", "watch", "search", "attempt", "door", "ear", "record"),
+        ("warmup", "warming", "watch", "search", "attempt", "boot", "door", "ear", "record"),
         ("core",),
     ),
     "web": (("web", "exposition"), ("core",)),
