@@ -142,7 +142,8 @@ def _add_pages(
     @_get(app, "/status", response_model=Status, responses=_BUSY)
     async def status() -> Response:
         """The full snapshot: every cell with its waves."""
-        return _page(await status_page.of_now(), "application/json")
+        page = await status_page.of_now()
+        return _crowded() if page is None else _page(page, "application/json")
 
     metrics_page = Page(lambda: (snapshot_of_now(), closed()), lambda now: _metrics(*now))
 
@@ -150,6 +151,8 @@ def _add_pages(
     async def metrics() -> Response:
         """For Prometheus."""
         page = await metrics_page.of_now()
+        if page is None:
+            return _crowded()
         from sidecar.exposition import CONTENT_TYPE  # by now its thread has imported it
 
         return _page(page, CONTENT_TYPE)
@@ -188,10 +191,12 @@ def _metrics(snapshot: Snapshot, closed: Mapping[str, int]) -> bytes:
     return render(snapshot, closed)
 
 
-def _page(body: bytes | None, content_type: str) -> Response:
-    if body is None:
-        problem = Problem(detail="too many ask for this page at once; ask again")
-        return _line(problem, 503, {"Retry-After": str(ASK_AGAIN_S)})
+def _crowded() -> Response:
+    problem = Problem(detail="too many ask for this page at once; ask again")
+    return _line(problem, 503, {"Retry-After": str(ASK_AGAIN_S)})
+
+
+def _page(body: bytes, content_type: str) -> Response:
     return Response(body, headers={**_FRESH, "Content-Type": content_type})
 
 
