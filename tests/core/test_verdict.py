@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.facts import EngineFacts
-from sidecar.core.grid.cells import Cell, Converge, Gait, Role
+from sidecar.core.grid.cells import Cell, Converge, Gait, Look, Role
 from sidecar.core.grid.plan import Plan
+from sidecar.core.judge.figures import Entry
+from sidecar.core.judge.misses import Miss
+from sidecar.core.judge.plugs import MAX_RUNS, Plugs
+from sidecar.core.judge.track import MAX_ENTRIES, Track
 from sidecar.core.judge.verdict import Call, Judge, Standing, opening
 from sidecar.core.results import Outcome, Result
 from sidecar.core.wire.metrics import CounterDelta
@@ -497,6 +501,57 @@ def test_a_failure_names_the_flag(status, outcome, message, took_s, says):
     assert told_failure.startswith("completions-c4-p100-o9: 4 of 4 requests ")
     assert says in told_failure
     assert "\n" not in told_failure
+
+
+# --- a boot that is tried for ever ---------------------------------------------------------------
+
+
+def track_of(*waves) -> Track:
+    track = Track(Look(ONE, Gait.LED), Plan((ONE,)), Converge(), Plugs())
+    for at, one in enumerate(waves):
+        is_valid = not one.counters.preemptions
+        track.add(Entry(at, one, is_valid, False, False, False, True, None, None))
+    return track
+
+
+def test_what_a_look_remembers_is_bounded():
+    """The first waves, whose cost is told, and the last ones."""
+    track = track_of(*(led(ONE, ttft_s=0.05 + i / 1e6, cold_s=5.0 * (i < 1)) for i in range(300)))
+    assert len(track.entries) == MAX_ENTRIES
+    assert (track.entries[0].f_s, track.entries[-1].at) == (5.05, 299)
+    assert track.forgotten == 300 - MAX_ENTRIES
+
+
+def test_what_a_reading_rests_on_is_not_forgotten():
+    """The baseline, the last cost and what it cost the grid, however many waves proved nothing."""
+    nothing = led(ONE, ttft_s=0.06, delta=counters(ONE, preemptions=1))
+    paid = led(ONE, cold_s=0.5, delta=counters(ONE, preemptions=1))
+    before = (*(led(ONE, ttft_s=0.07),) * 10, led(ONE), led(ONE, cold_s=5.0), led(ONE, cold_s=0.5))
+    for after, is_cold in ((nothing, False), (paid, True)):
+        short, long = track_of(*before, after), track_of(*before, *(after,) * 300)
+        assert len(long.entries) == MAX_ENTRIES
+        assert long.reading() == replace(short.reading(), looks=long.reading().looks)
+        assert (long.reading().is_cold, long.reading().event_at) == (is_cold, 11)
+
+
+def test_a_plug_that_was_slow_once_was_so_for_ever():
+    """Of plugs the last ones are remembered, and which was the last to take too long."""
+    plugs, slow = Plugs(), replace(held(FOUR).plug, token_s=(5.0,))
+    plugs.feed(0, held(FOUR))
+    plugs.feed(1, replace(held(FOUR), plug=slow))
+    for at in range(2, 2 + 2 * MAX_RUNS):
+        assert plugs.last_excess_at(1.0, 3.0) == 1
+        plugs.feed(at, held(FOUR))
+
+
+def test_a_round_that_began_long_ago_is_counted_as_far_as_it_is_remembered():
+    """What failed before the round is no failure of it, also when older waves were forgotten."""
+    track = track_of(*(led(ONE),) * MAX_ENTRIES)
+    broken = Entry(1000, failing(ONE), False, False, True, False, True, None, Miss.UNFINISHED)
+    track.add(broken)
+    track.begin_round()
+    track.add(replace(broken, at=1001))
+    assert (track.trailing_failures(), track.trailing_failures(this_round=True)) == (2, 1)
 
 
 # --- opening -------------------------------------------------------------------------------------

@@ -11,15 +11,21 @@ The prompts that put a prefix into the cache are kept with the plugs: they too a
 in no figure of their wave, and what they cost may have made other cells cold.
 """
 
+from collections import deque
+
 from sidecar.core.results import Result, WaveResult
+
+MAX_RUNS = 200
+"""Of one length that are remembered."""
 
 
 class Plugs:
     """The least time from the body of a plug or a prime to its first token, by its length."""
 
     def __init__(self) -> None:
-        self._runs: dict[int, list[tuple[int, float]]] = {}
+        self._runs: dict[int, deque[tuple[int, float]]] = {}
         self._least_s: dict[int, float] = {}
+        self._excess_at = -1
 
     def feed(self, at: int, wave: WaveResult) -> bool:
         """Remember those of wave number `at`, if it had any; whether a least time fell."""
@@ -30,7 +36,8 @@ class Plugs:
     def _note(self, at: int, one: Result) -> bool:
         if one.ttft_s is None or not one.prompt_tokens:
             return False
-        self._runs.setdefault(one.prompt_tokens, []).append((at, one.ttft_s))
+        runs = self._runs.setdefault(one.prompt_tokens, deque(maxlen=MAX_RUNS))
+        runs.append((at, one.ttft_s))
         least_s = self._least_s.get(one.prompt_tokens)
         if least_s is not None and least_s <= one.ttft_s:
             return False
@@ -45,9 +52,9 @@ class Plugs:
 
     def last_excess_at(self, floor_s: float, factor: float) -> int:
         """The last wave of which one took max(floor, factor x least) above its least; -1: none."""
-        at = -1
         for tokens, runs in self._runs.items():
             least_s = self._least_s[tokens]
             limit_s = least_s + max(floor_s, factor * least_s)
-            at = max([at, *(index for index, ttft_s in runs if ttft_s > limit_s)])
-        return at
+            late = (at for at, ttft_s in runs if ttft_s > limit_s)
+            self._excess_at = max([self._excess_at, *late])  # a least falls: once late, always late
+        return self._excess_at

@@ -216,7 +216,7 @@ def _figures(track: Track) -> GaitFigures:
     timed = [e for e in track.entries if e.f_s is not None]
     return GaitFigures(
         gait=track.look.gait,
-        waves=len(track.entries),
+        waves=len(track.entries) + track.forgotten,
         valid=reading.looks,
         first_f_s=track.told_f_s(timed[0]) if timed else None,
         baseline_f_s=reading.f_base_s,

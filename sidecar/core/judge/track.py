@@ -30,6 +30,10 @@ MAX_LOOKS = 14
 MAX_FAILURES = 2
 """Failed waves in a row before a cell has failed for this round."""
 
+MAX_ENTRIES, _FIRST_ENTRIES = 100, 10
+"""Waves of a look that are remembered: a boot that never gets warm is tried for ever. Of the first
+ones the costs are told, the last ones are five rounds of twenty passes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -62,7 +66,7 @@ class Reading:
 
 
 class Track:
-    """All waves of one look on this boot."""
+    """The waves of one look on this boot, the first and the last MAX_ENTRIES of them."""
 
     def __init__(self, look: Look, plan: Plan, converge: Converge, plugs: Plugs) -> None:
         self.look = look
@@ -72,11 +76,31 @@ class Track:
         self._converge = converge
         self._reading: Reading | None = None
         self._round_from = 0
+        self.forgotten = 0
+        self._event_at = self._first_at = -1
+        """Of the waves that were forgotten."""
         self._warm_ttft_s: float | None = None
 
     def add(self, entry: Entry) -> None:
+        if len(self.entries) >= MAX_ENTRIES:
+            self._forget()
         self.entries.append(entry)
         self._reading = None
+
+    def _forget(self) -> None:
+        """The oldest wave but for the first ones, and for what today's reading rests on."""
+        reading = self.reading()
+        rests_on = {reading.loud_at, reading.last_quiet_at}
+        if counting := [entry for entry in self.entries if entry.counts]:
+            rests_on.add(min(counting, key=lambda e: self._least_f_s(e) or 0.0).at)
+            rests_on.add(min(counting, key=lambda e: e.g_s).at)
+            rests_on.add(min(counting, key=lambda e: e.d_s).at)
+        later = range(_FIRST_ENTRIES, len(self.entries))
+        at = next(i for i in later if self.entries[i].at not in rests_on)
+        del self.entries[at]
+        self._event_at, self._first_at = reading.event_at, reading.first_at
+        self._round_from -= at < self._round_from
+        self.forgotten += 1
 
     def rejudge_plugs(self) -> None:
         """A plug's least time fell: a delay that had none to be told by may be one now."""
@@ -196,7 +220,8 @@ class Track:
         g_base = min((e.g_s for e in base), default=None)
         d_base = min((e.d_s for e in base), default=None)
         looks = quiet_run = 0
-        last_quiet_at = loud_at = event_at = first_at = -1
+        last_quiet_at = loud_at = -1
+        event_at, first_at = self._event_at, self._first_at
         loud_is_foreign = is_cold = False
         calls: list[bool] = []
         events: list[bool] = []
