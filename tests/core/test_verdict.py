@@ -526,7 +526,8 @@ def test_what_a_reading_rests_on_is_not_forgotten():
     """The baseline, the last cost and what it cost the grid, however many waves proved nothing."""
     nothing = led(ONE, ttft_s=0.06, delta=counters(ONE, preemptions=1))
     paid = led(ONE, cold_s=0.5, delta=counters(ONE, preemptions=1))
-    before = (*(led(ONE, ttft_s=0.07),) * 10, led(ONE), led(ONE, cold_s=5.0), led(ONE, cold_s=0.5))
+    first = (*(led(ONE, ttft_s=0.07),) * 10, led(ONE, gap_s=0.05))
+    before = (*first, led(ONE, cold_s=5.0), led(ONE, cold_s=0.5))
     for after, is_cold in ((nothing, False), (paid, True)):
         short, long = track_of(*before, after), track_of(*before, *(after,) * 300)
         assert len(long.entries) == MAX_ENTRIES
