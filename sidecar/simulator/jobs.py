@@ -84,10 +84,11 @@ class KvCache:
         return count * self.size
 
     def remember(self, job: Job) -> None:
-        """The blocks that this job has computed can be hit from now on."""
+        """The blocks that this step of the job computes can be hit from now on, by who comes after
+        it in the same step too (vLLM 0.33 v1/core/kv_cache_manager.py, allocate_slots)."""
         if not self._caching or not job.request.blocks:
             return
-        for block in job.request.blocks[: job.computed // self.size]:
+        for block in job.request.blocks[: (job.computed + job.scheduled) // self.size]:
             self._hashes.pop(block, None)
             self._hashes[block] = None
         while len(self._hashes) > self.total:

@@ -181,8 +181,6 @@ class Rank:
             if job.aborted:
                 continue
             job.computed += job.scheduled
-            if job.prefills:
-                self._kv.remember(job)
             gains = job.gains
             if not gains:
                 continue
@@ -285,6 +283,7 @@ class Rank:
         job.scheduled = tokens
         job.prefills = job.generated == 0 or job.known - job.computed > 1
         if job.prefills:
+            self._kv.remember(job)
             job.gains = 1 if job.computed + tokens >= job.known else 0
             return
         job.gains, job.accepted = 1, 0

@@ -256,3 +256,14 @@ def test_accepted_drafts_are_counted_beyond_the_output() -> None:
     assert counters.generation_tokens == 20
     assert counters.drafts == 10
     assert counters.accepted_tokens > 20
+
+
+def test_a_step_hits_what_it_computes_itself() -> None:
+    """Copies that are scheduled together share their prompt but for its last block."""
+    engine = Engine(CONFIG)
+    engine.submit(SimRequest("plug", 2048, 1), at_s=0.0)
+    for number in range(3):
+        engine.submit(SimRequest(f"copy{number}", 65, 1, blocks=tuple(range(5))), at_s=0.001)
+    engine.run()
+    assert composition(engine) == [(1, 2048, 0), (3, 65 + 1 + 1, 0)]
+    assert engine.counters[0].prefix_hits == 2 * 64
