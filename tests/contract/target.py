@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 import httpx
 
 API_KEY = "contract-key"
 MODEL = "tiny"
 MAX_MODEL_LEN = 8192
+SETTLE_LIMIT_S = 30.0
 FIRST_ID = 300
 """Token ids from here on are plain text in both tokenizers."""
 BEARER = {"authorization": f"Bearer {API_KEY}"}
@@ -70,7 +72,8 @@ class Target:
     client: httpx.AsyncClient
     first_request_s: float = 0.0
     """To the first token of the very first request of its life."""
-    second_request_s: float = 0.0
+    warm_request_s: float = 0.0
+    """The shortest of the next three: any of them may be held up by other things."""
 
     async def get(self, path: str) -> httpx.Response:
         return await self.client.get(path, headers=BEARER)
@@ -96,6 +99,15 @@ class Target:
                     assert line.startswith("data: "), line
                     events.append(Event(time.monotonic() - sent_s, line.removeprefix("data: ")))
         return events
+
+    async def settled(self, requests: float) -> Page:
+        """The page once so many requests have ended: counters may follow the answer by a moment."""
+        with anyio.fail_after(SETTLE_LIMIT_S):
+            while True:
+                page = await self.page()
+                if page.sum("vllm:request_success_total") >= requests:
+                    return page
+                await anyio.sleep(0.02)
 
     async def page(self) -> Page:
         return Page.parse((await self.client.get("/metrics")).text)

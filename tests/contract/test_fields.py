@@ -127,7 +127,7 @@ async def test_each_choice_shares_the_prompt(target: Target) -> None:
     body = completion(10 * size + 1, 2, n=3, cache_salt="shared")
     usage = (await target.post("/v1/completions", body)).json()["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (10 * size + 1, 6)
-    after = await target.page()
+    after = await target.settled(before.sum("vllm:request_success_total") + 3)
     booked, hits = (
         after.sum(name) - before.sum(name)
         for name in ("vllm:prompt_tokens_total", "vllm:prefix_cache_hits_total")

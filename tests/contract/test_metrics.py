@@ -1,8 +1,6 @@
 """Metric families, their types and labels, and what they count."""
 
-import anyio
-
-from tests.contract.target import MAX_MODEL_LEN, MODEL, Page, Target, completion, prompt
+from tests.contract.target import MAX_MODEL_LEN, MODEL, Target, completion, prompt
 
 PLAIN = {"engine", "model_name"}
 FAMILIES: dict[str, tuple[str, set[str]]] = {
@@ -34,17 +32,6 @@ HISTOGRAMS = (
     *("request_prefill_time_seconds", "request_decode_time_seconds"),
     *("request_num_preemptions", "request_prefill_kv_computed_tokens"),
 )
-SETTLE_LIMIT_S = 2.0
-
-
-async def settled(target: Target, requests: float) -> Page:
-    """The page once so many requests have ended: counters may follow the stream by a moment."""
-    with anyio.fail_after(SETTLE_LIMIT_S):
-        while True:
-            page = await target.page()
-            if page.sum("vllm:request_success_total") >= requests:
-                return page
-            await anyio.sleep(0.02)
 
 
 async def test_families_have_their_types_and_labels(target: Target) -> None:
@@ -89,7 +76,7 @@ async def test_a_request_is_counted_exactly(target: Target) -> None:
     before = await target.page()
     done = before.sum("vllm:request_success_total")
     await target.stream("/v1/completions", completion(100, 7, cache_salt="counted"))
-    after = await settled(target, done + 1)
+    after = await target.settled(done + 1)
     deltas = {
         name: after.sum(name) - before.sum(name)
         for name in (
@@ -115,7 +102,7 @@ async def test_each_choice_is_counted_as_a_request(target: Target) -> None:
     done = before.sum("vllm:request_success_total")
     body = completion(700, 5, n=4, temperature=1.0, cache_salt="choices")
     await target.stream("/v1/completions", body)
-    after = await settled(target, done + 4)
+    after = await target.settled(done + 4)
     names = (
         "vllm:request_success_total",
         "vllm:prompt_tokens_total",
@@ -134,7 +121,7 @@ async def test_a_chunked_prompt_is_one_iteration_entry(target: Target) -> None:
     before = await target.page()
     done = before.sum("vllm:request_success_total")
     await target.stream("/v1/completions", completion(5000, 1, cache_salt="chunked"))
-    after = await settled(target, done + 1)
+    after = await target.settled(done + 1)
     name = "vllm:iteration_tokens_total"
     assert after.sum(f"{name}_sum") - before.sum(f"{name}_sum") == 5001
     above = [page.sum(f"{name}_bucket", le="4096.0") for page in (before, after)]

@@ -106,7 +106,7 @@ async def test_an_axis_is_paid_once_by_who_asks_for_it(axis: str) -> None:
         time_scale=PROFILE.time_scale,
         rules=tuple(r for r in AXES[axis]),
     )
-    async with simulator(profile) as sim, httpx.AsyncClient(base_url=sim.url) as client:
+    async with simulator(profile) as sim, httpx.AsyncClient(base_url=sim.url, timeout=60) as client:
         if axis == "sampling":
             await ask(sim, client, {})  # random sampling has a kernel too
         for number, (fields, paid) in enumerate(ASKED[axis]):
@@ -128,7 +128,7 @@ async def test_drafts_are_paid_by_what_becomes_of_them() -> None:
     profile = Profile(
         engine=EngineConfig(draft_tokens=3), time_scale=0.01, rules=AXES["drafts"], seed=3
     )
-    async with simulator(profile) as sim, httpx.AsyncClient(base_url=sim.url) as client:
+    async with simulator(profile) as sim, httpx.AsyncClient(base_url=sim.url, timeout=60) as client:
         plain = await ask(sim, client, {"max_tokens": 1})
         rejected = await ask(sim, client, {"max_tokens": 6})
         accepted = await ask(sim, client, {"prompt": [300, 301, 302, 303] * 25, "max_tokens": 12})
@@ -139,7 +139,7 @@ async def test_drafts_are_paid_by_what_becomes_of_them() -> None:
 async def test_each_rank_is_cold_by_itself() -> None:
     """The same request on two ranks pays twice; /metrics counts each by its engine label."""
     profile = Profile(engine=EngineConfig(ranks=2), time_scale=0.01, rules=AXES["rank"])
-    async with simulator(profile) as sim, httpx.AsyncClient(base_url=sim.url) as client:
+    async with simulator(profile) as sim, httpx.AsyncClient(base_url=sim.url, timeout=60) as client:
         paid = []
         for rank in ("0", "1", "0", "1"):
             client.headers["x-data-parallel-rank"] = rank
@@ -152,10 +152,10 @@ async def test_each_rank_is_cold_by_itself() -> None:
 
 async def test_a_decoding_batch_beside_a_prefill_is_mixed() -> None:
     """The kernel of mixed steps waits for a prompt that arrives while another request decodes."""
-    profile = Profile(engine=EngineConfig(), time_scale=0.02, rules=AXES["mixed"])
-    async with simulator(profile) as sim, httpx.AsyncClient(base_url=sim.url) as client:
+    profile = Profile(engine=EngineConfig(), time_scale=0.2, rules=AXES["mixed"])
+    async with simulator(profile) as sim, httpx.AsyncClient(base_url=sim.url, timeout=60) as client:
         assert await ask(sim, client, {"max_tokens": 20}) == set()
-        body = {"prompt": [300] * 50, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        body = {"prompt": [300] * 50, "max_tokens": 8000, "ignore_eos": True, "stream": True}
         async with client.stream("POST", "/v1/completions", json=body) as answer:
             await anext(answer.aiter_lines())
             assert await ask(sim, client, {}) == {"mixed_attention_module"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-LIMIT_S = 20.0
+LIMIT_S = 90.0
 
 
 def start(*flags: str) -> subprocess.Popen[str]:
