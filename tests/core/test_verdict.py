@@ -526,13 +526,14 @@ def test_what_a_reading_rests_on_is_not_forgotten():
     """The baseline, the last cost and what it cost the grid, however many waves proved nothing."""
     nothing = led(ONE, ttft_s=0.06, delta=counters(ONE, preemptions=1))
     paid = led(ONE, cold_s=0.5, delta=counters(ONE, preemptions=1))
-    first = (*(led(ONE, ttft_s=0.07),) * 10, led(ONE, gap_s=0.05))
-    before = (*first, led(ONE, cold_s=5.0), led(ONE, cold_s=0.5))
+    quiet = led(ONE, ttft_s=0.07)
+    before = (*(quiet,) * 10, led(ONE, gap_s=0.05), quiet)
+    before += (led(ONE, cold_s=5.0), led(ONE, cold_s=0.5))
     for after, is_cold in ((nothing, False), (paid, True)):
         short, long = track_of(*before, after), track_of(*before, *(after,) * 300)
         assert len(long.entries) == MAX_ENTRIES
         assert long.reading() == replace(short.reading(), looks=long.reading().looks)
-        assert (long.reading().is_cold, long.reading().event_at) == (is_cold, 11)
+        assert (long.reading().is_cold, long.reading().event_at) == (is_cold, 12)
 
 
 def test_a_plug_that_was_slow_once_was_so_for_ever():
