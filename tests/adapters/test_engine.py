@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.adapters import engine as engine_module
+from sidecar.adapters import healthline
 from sidecar.adapters.engine import Engine
 from sidecar.core.errors import ConfigError, EngineRejected, EngineUnavailable
 from sidecar.core.facts import EngineFacts
@@ -19,20 +20,21 @@ from sidecar.core.grid.cells import Endpoint
 from sidecar.core.watch.boot import Sameness, compare
 from sidecar.core.wire.health import Health
 from tests.adapters.stub import Asked, Handler, Stub, answer, hang, running
+from tests.live.process import free_port
+
+
+@pytest.fixture(autouse=True)
+def never_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a busy machine lets this process stand still between two looks."""
+    monkeypatch.setattr(healthline, "_IDLE_S", 3600.0)
 
 
 async def learn_from(stub: Stub, **options: object) -> EngineFacts:
-    engine = Engine(stub.url, **options)
+    engine = Engine(stub.url, **{"timeout_s": 60.0, **options})
     try:
         return await engine.learn()
     finally:
         await engine.aclose()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def test_everything_an_engine_tells_is_learned_with_its_source() -> None:
@@ -101,8 +103,16 @@ async def test_a_server_that_is_not_there_yet_is_unavailable(status: int) -> Non
     assert not isinstance(refusal.value, EngineRejected)
 
 
-async def test_nobody_there_is_unavailable() -> None:
+async def test_nobody_there_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refused connection and a name that doesn't resolve."""
+    look_up = socket.getaddrinfo
+
+    def unknown(host: object, *rest: object, **more: object) -> object:
+        if "invalid" in str(host):  # no network's name server is asked, nor waited for
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return look_up(host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
     for host in (f"127.0.0.1:{free_port()}", "no-such-host.invalid:8000"):
         engine = Engine(f"http://{host}")
         assert await engine.health() is Health.REFUSED
@@ -125,7 +135,7 @@ async def test_nobody_there_is_unavailable() -> None:
 async def test_health_tells_late_from_gone(handler: Handler, expected: Health) -> None:
     """A busy API server answers late: that is not the same as an error or nobody there."""
     async with running({"/health": handler}) as stub:
-        engine = Engine(stub.url, timeout_s=0.2)
+        engine = Engine(stub.url, timeout_s=0.2 if handler is hang else 60.0)
         assert await engine.health() is expected
         await engine.aclose()
 
@@ -133,7 +143,7 @@ async def test_health_tells_late_from_gone(handler: Handler, expected: Health) -
 async def test_health_is_asked_over_one_kept_connection() -> None:
     """Ten looks, one connection; a server that closed it meanwhile is not down, but it is told."""
     async with running() as stub:
-        engine = Engine(stub.url)
+        engine = Engine(stub.url, timeout_s=60.0)
         for _ in range(10):
             assert await engine.health() is Health.UP
         assert stub.connections == 1
@@ -195,13 +205,13 @@ async def test_a_trickle_does_not_hold_a_wait_open() -> None:
 
     async def trickle(asked: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
-        for _ in range(100):
+        while not writer.transport.is_closing():
             writer.write(b" ")
             await writer.drain()
             await asyncio.sleep(0.05)
 
     async with running({"/v1/models": trickle}) as stub:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             with pytest.raises(EngineUnavailable, match=r"no whole answer within 0\.2 s"):
                 await learn_from(stub, timeout_s=0.2)
 
@@ -311,12 +321,13 @@ class OneAtATime:
 @contextlib.asynccontextmanager
 async def one_at_a_time(*, answered: int) -> AsyncIterator[tuple[OneAtATime, Engine]]:
     server = OneAtATime(answered)
-    engine = Engine(server.url, timeout_s=0.4)
+    engine = Engine(server.url, timeout_s=60.0)
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve())
             for _ in range(answered):
                 assert await engine.health() is Health.UP
+        engine._line._connect_s = 0.4
         yield server, engine
     finally:
         await engine.aclose()
@@ -333,10 +344,11 @@ async def test_no_connection_in_time_is_not_a_late_answer() -> None:
 async def test_busy_with_a_full_backlog_is_late_and_not_gone() -> None:
     """Whose kept connection holds is never said to have vanished, also when that is given up."""
     async with one_at_a_time(answered=2) as (_, engine):
-        assert [await engine.health() for _ in range(3)] == [
-            Health.TIMEOUT,
-            *(Health.UNREACHED, Health.UNREACHED),
-        ]
+        engine._line._limit_s = 0.4
+        assert await engine.health() is Health.TIMEOUT
+        engine._line._limit_s = 60.0
+        assert await engine.health() is Health.UNREACHED
+        assert await engine.health() is Health.UNREACHED
 
 
 async def test_a_broken_connection_and_none_in_its_place_is_gone() -> None:

@@ -28,7 +28,7 @@ async def presence_of(engine, sim, knobs, *, scrapes=False):
 async def test_in_development_mode_each_state_is_told_at_once():
     """Asleep by its level, paused, rescaling, and serving again after each."""
     async with simulator(DEV) as sim:
-        engine = Engine(sim.url)
+        engine = Engine(sim.url, timeout_s=60.0)
         for knobs, back, presence in (
             (Knobs(sleep_level=1), Knobs(sleep_level=0), Presence.SLEEP_1),
             (Knobs(sleep_level=2), Knobs(sleep_level=0), Presence.SLEEP_2),
@@ -44,7 +44,7 @@ async def test_in_development_mode_each_state_is_told_at_once():
 async def test_without_it_the_metric_and_a_503_tell():
     """And the paths that are not there are not asked for again."""
     async with simulator(PLAIN) as sim:
-        engine = Engine(sim.url)
+        engine = Engine(sim.url, timeout_s=60.0)
         assert await engine.presence() is Presence.SERVING
         asleep = await presence_of(engine, sim, Knobs(sleep_level=2), scrapes=True)
         assert asleep is Presence.SLEEP_2
@@ -57,7 +57,7 @@ async def test_without_it_the_metric_and_a_503_tell():
 async def test_nobody_there_tells_nothing(profile):
     """Refused is not away: /health decides about that."""
     async with simulator(profile) as sim:
-        engine = Engine(sim.url)
+        engine = Engine(sim.url, timeout_s=60.0)
         assert await engine.presence() is Presence.SERVING
         sim.die()
         assert await engine.presence() is Presence.UNTOLD
@@ -87,7 +87,7 @@ async def test_an_engine_that_wakes_up_while_it_is_asked_serves(asleep_for):
 
 async def test_pause_and_resume_have_the_form_of_a_real_server():
     """The simulated server's /pause and /resume move both flags, as vLLM 0.32's do."""
-    async with simulator(DEV) as sim, httpx.AsyncClient(base_url=sim.url) as client:
+    async with simulator(DEV) as sim, httpx.AsyncClient(base_url=sim.url, timeout=60) as client:
         await client.post("/pause")
         assert (await client.get("/is_paused")).json() == {"is_paused": True}
         assert (await client.get("/is_sleeping")).json() == {"is_sleeping": True}
