@@ -1,9 +1,11 @@
 """Visits to a place that may not answer: in order, and by one thread."""
 
+import gc
 import threading
 
 import anyio
 import pytest
+from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
 from sidecar.adapters.onethread import OneThread
@@ -52,3 +54,16 @@ async def test_who_gives_up_waiting_keeps_the_order_of_the_others(place):
         assert place.made == []
         place.may_end.set()
     assert place.made == ["slow", "last"]
+
+
+async def test_the_thread_ends_with_what_it_is_for():
+    """And is one for all visits; it holds nobody who asked for one."""
+    before = set(threading.enumerate())
+    thread = OneThread()
+    first, second = [await thread.run(threading.current_thread) for _ in range(2)]
+    assert first is second
+    assert set(threading.enumerate()) - before == {first}
+    del thread
+    gc.collect()
+    await to_thread.run_sync(first.join, 20)
+    assert not first.is_alive()
