@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 
+from tests.live.standstill import Standstill
 from tests.live.vllm import Installation, NotInstalled, VllmServer
 
 GUARDED = ("adapters", "service")
@@ -76,6 +77,13 @@ def real_vllm(
     folder = tmp_path_factory.mktemp("vllm")
     with VllmServer(vllm_installation, folder, model="qwen3") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def standstill() -> Iterator[Standstill]:
+    """How long the machine stood still, for whoever says how long something may take."""
+    with Standstill() as standstill:
+        yield standstill
 
 
 @pytest.fixture

@@ -3,14 +3,14 @@
 import json
 import os
 import shlex
+import signal
 import subprocess
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.conftest import unavailable
 
 COMMAND = tuple(shlex.split(os.environ.get("WARMUP_TEST_DOCKER") or "docker"))
 """How to reach the engine; a wrapper that sets DOCKER_HOST can stand before `docker`."""
@@ -18,14 +18,6 @@ COMMAND = tuple(shlex.split(os.environ.get("WARMUP_TEST_DOCKER") or "docker"))
 
 class NoDocker(Exception):
     """There is no Docker Engine that answers; says what was tried."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a small HTTP request got."""
-
-    status: int
-    body: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -91,7 +83,7 @@ class Docker:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=30,
+            timeout=60,
             check=False,
         )
         return done.stdout
@@ -100,10 +92,25 @@ class Docker:
         """Where the container's port 8900 was published on loopback."""
         return f"http://{self('port', container, '8900/tcp').splitlines()[0]}"
 
+    def crash(self, container: str) -> None:
+        """SIGKILL from outside. `docker kill` would switch the restart policy off."""
+        pid = self.state(container)["Pid"]
+        assert pid > 0, "it does not run, and 0 would be this very process group"
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except (PermissionError, ProcessLookupError) as problem:
+            unavailable(f"processes of containers can't be killed from here ({problem.strerror})")
+
     def clean(self) -> None:
-        for arguments in reversed(self.made):
-            self(*arguments, check=False)
-        self.made.clear()
+        """Every one of them, whatever becomes of the others."""
+        made, self.made = self.made, []
+        late = []
+        for arguments in reversed(made):
+            try:
+                self(*arguments, check=False)
+            except subprocess.TimeoutExpired:
+                late.append(" ".join(arguments))
+        assert not late, f"left behind: {late}"
 
 
 def engine_version() -> str:
@@ -113,23 +120,3 @@ def engine_version() -> str:
     except (OSError, AssertionError, subprocess.TimeoutExpired) as problem:
         why = str(problem).strip().splitlines()[-1]
         raise NoDocker(f"no Docker Engine answers to `{' '.join(COMMAND)}` ({why})") from None
-
-
-def get(url: str) -> Answer | None:
-    """The JSON behind it, whatever the status; None while nothing answers."""
-    try:
-        with urllib.request.urlopen(url, timeout=3) as answer:
-            return Answer(answer.status, json.load(answer))
-    except urllib.error.HTTPError as problem:
-        with problem:
-            return Answer(problem.code, json.load(problem))
-    except OSError:
-        return None
-
-
-def wait_until(what: str, is_so: Callable[[], bool], limit_s: float) -> None:
-    """Poll; raises AssertionError naming what did not come about."""
-    until = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < until, f"after {limit_s:.0f} s still not: {what}"
-        time.sleep(0.1)

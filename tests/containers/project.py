@@ -1,19 +1,19 @@
 """Somebody's folder with a compose.yaml, and our files beside it as they are shipped."""
 
 import json
-import os
+import re
 import shutil
-import signal
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import unavailable
 from tests.containers.conftest import QUICK_SIM, ROOT
-from tests.containers.docker import Answer, Docker, get, wait_until
+from tests.containers.docker import Docker
+from tests.live.sidecar import Answer, get, wait_until
 
 VLLM = f"""\
 services:
@@ -34,7 +34,7 @@ class Project:
     docker: Docker
     folder: Path
 
-    def __call__(self, *arguments: str, limit_s: float = 120.0, check: bool = True) -> str:
+    def __call__(self, *arguments: str, limit_s: float = 300.0, check: bool = True) -> str:
         return self.docker("compose", *arguments, cwd=self.folder, limit_s=limit_s, check=check)
 
     def add(self, *names: str) -> None:
@@ -70,15 +70,39 @@ class Project:
         answer = self.ask()
         return answer.body["state"] if answer else None
 
-    def wait_for(self, state: str, limit_s: float = 90.0) -> None:
-        wait_until(f"the sidecar is {state}", lambda: self.state() == state, limit_s)
+    def wait_for(self, state: str, path: str = "/ready") -> dict[str, Any]:
+        """What the sidecar said when it was so: of `path`, of which its own state may move on."""
+        body: dict[str, Any] = {}
+
+        def is_so() -> bool:
+            nonlocal body
+            answer = self.ask(path)
+            body = answer.body if answer else {}
+            return body.get("state") == state
+
+        wait_until(f"the sidecar is {state}", is_so, 180)
+        return body
 
     def crash(self, service: str) -> None:
-        """SIGKILL from outside. `docker kill` would switch the restart policy off."""
-        try:
-            os.kill(self.docker.state(self.container(service))["Pid"], signal.SIGKILL)
-        except (PermissionError, ProcessLookupError) as problem:
-            unavailable(f"processes of containers can't be killed from here ({problem.strerror})")
+        self.docker.crash(self.container(service))
+
+
+def started(project: Project, service: str) -> datetime:
+    """By Docker's clock, which is that of the sidecar."""
+    return _moment(project.docker.state(project.container(service))["StartedAt"])
+
+
+def opened(project: Project) -> datetime:
+    """When the sidecar opened its gate for the first time. Docker forgets all but the last five
+    health checks, and /ready tells the last opening alone."""
+    log = project.docker("logs", "--timestamps", project.container("warmup"), merge=True)
+    first = next(line for line in log.splitlines() if "state=ready " in line)
+    return _moment(first.split()[0])
+
+
+def _moment(stamp: str) -> datetime:
+    """Docker writes nanoseconds, and UTC or its own zone."""
+    return datetime.fromisoformat(re.sub(r"(\.\d{6})\d*", r"\1", stamp).replace("Z", "+00:00"))
 
 
 @contextmanager
@@ -96,4 +120,5 @@ def made(docker: Docker, image: str, folder: Path, compose: str = VLLM) -> Itera
     try:
         yield project
     finally:
-        project("down", "--volumes", "--remove-orphans", "--timeout", "3", check=False)
+        gone = ("--volumes", "--remove-orphans", "--rmi", "local")  # what Compose built, too
+        project("down", *gone, "--timeout", "3", check=False)

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.containers.docker import Docker
-from tests.containers.project import VLLM, Project, made
-
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(300)]
+from tests.containers.project import VLLM, Project, made, opened, started
 
 WEB = """\
   web:  # whatever must not get a request before the engine is warm
@@ -31,18 +29,12 @@ def project(docker: Docker, image: str, tmp_path: Path) -> Iterator[Project]:
         yield project
 
 
-def test_override_warms_before_a_service_that_waits(docker: Docker, project: Project) -> None:
+def test_override_warms_before_a_service_that_waits(project: Project) -> None:
     """`up` starts what depends on the sidecar only once the gate is open."""
     (project.folder / "compose.yaml").write_text(VLLM + WEB)
-    project("up", "--detach", "--quiet-pull", limit_s=240)
-    warmup = project.container("warmup")
-    assert docker.health(warmup) == "healthy"
-    answer = project.ask()
-    assert answer is not None
-    assert answer.status == 200, answer
-    assert answer.body["engine"]["url"] == "http://vllm:8000"
-    web = project.container("web")
-    assert docker.state(web)["StartedAt"] > docker.state(warmup)["StartedAt"]
+    project("up", "--detach", "--quiet-pull")
+    assert started(project, "web") > opened(project)
+    assert project.wait_for("ready")["engine"]["url"] == "http://vllm:8000"
     kept = project.docker("inspect", "--format", "{{json .Mounts}}", project.container("vllm"))
     assert all(f'"Destination":"{place}"' in kept for place in CACHES)
 

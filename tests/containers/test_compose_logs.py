@@ -3,16 +3,16 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.containers.conftest import BASE
-from tests.containers.docker import Docker, wait_until
+from tests.containers.docker import Docker
 from tests.containers.project import Project, made
 from tests.containers.test_log_sources import engine_socket  # noqa: F401 - a fixture
 from tests.live.process import free_port
-
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(300)]
+from tests.live.sidecar import assert_heard, wait_until
 
 ASK = """
 import socket, sys
@@ -32,11 +32,9 @@ def project(docker: Docker, image: str, tmp_path: Path) -> Iterator[Project]:
         yield project
 
 
-def kernels(project: Project) -> list[str]:
-    """What compiled during the waves, as /status names it."""
-    answer = project.ask("/status")
-    assert answer is not None
-    return [name for cell in answer.body["cells"] for name in cell["kernels"]]
+def kernels(status: dict[str, Any]) -> list[str]:
+    """What compiled during the waves."""
+    return [name for cell in status["cells"] for name in cell["kernels"]]
 
 
 def test_syslog_names_kernels_and_the_engine_needs_no_sidecar(
@@ -60,11 +58,9 @@ def test_syslog_names_kernels_and_the_engine_needs_no_sidecar(
     vllm = project.container("vllm")
     assert docker.state(vllm)["Running"]
     project("up", "--detach", "--quiet-pull")
-    project.wait_for("ready")
-    assert kernels(project)
-    answer = project.ask("/status")
-    assert answer is not None
-    assert answer.body["log"].startswith("none: lines may be lost"), answer.body["log"]
+    status = project.wait_for("ready", "/status")
+    assert kernels(status)
+    assert status["log"].startswith("none: lines may be lost"), status["log"]
     assert "GET /version?warmup_fence=" in project("logs", "vllm")
 
     project("stop", "--timeout", "5", "warmup")
@@ -73,7 +69,7 @@ def test_syslog_names_kernels_and_the_engine_needs_no_sidecar(
     wait_until(
         "the engine is back without the sidecar",
         lambda: docker.state(vllm)["StartedAt"] != began and docker.state(vllm)["Running"],
-        30,
+        90,
     )
 
 
@@ -95,12 +91,11 @@ def test_the_socket_proxy_gives_whole_evidence_and_nothing_else(
     own = project.config("compose.yaml", "compose.override.yaml")["services"]["vllm"]
     assert project.config()["services"]["vllm"] == own
 
-    project("up", "--detach", "--quiet-pull", "--build", limit_s=300)
-    project.wait_for("ready")
-    answer = project.ask("/status")
-    assert answer is not None
-    assert (answer.body["log"], answer.body["evidence"]) == ("complete", "log+latency+metrics")
-    assert kernels(project)
+    project("up", "--detach", "--quiet-pull", "--build")
+    status = project.wait_for("ready", "/status")
+    assert_heard(status, "complete")
+    assert status["evidence"] == "log+latency+metrics"
+    assert kernels(status)
 
     def asked(question: str) -> str:
         inside = ("exec", "--no-TTY", "warmup", "python", "-c", ASK, question)

@@ -9,7 +9,6 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,19 +16,16 @@ from typing import Any
 import pytest
 
 from tests.containers.conftest import BASE, ROOT
-from tests.containers.docker import Docker, get, wait_until
-from tests.containers.project import Project, made
+from tests.containers.docker import Docker
+from tests.containers.project import Project, made, opened, started
+from tests.live.sidecar import get, wait_until
 from tests.proxies.node import RULES, SHAPES
 from tests.proxies.users import MARK, Users
-
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(300)]
 
 COLD_S = 1.0
 START_S = 12
 """From the engine's process to its open port; a vLLM takes 10 s and more."""
 SOME = 25
-CUT_S = 10.0
-"""For a gate whose engine's address is gone; late answers are given more than ten."""
 
 VLLM = f"""\
 services:
@@ -82,7 +78,7 @@ def debian(image: str) -> Iterator[dict[str, str]]:
             stack.callback(docker, "image", "rm", tag, check=False)
             folder = stack.enter_context(TemporaryDirectory())
             (Path(folder) / "Dockerfile").write_text(DEBIAN.format(base=BASE, name=name))
-            docker("build", "--quiet", "--tag", tag, folder, limit_s=240)
+            docker("build", "--quiet", "--tag", tag, folder, limit_s=400)
             made[name] = tag
         yield made
 
@@ -112,13 +108,17 @@ class Site:
             body = self.ready()
             return bool(body.get("ready")) and body["boot"]["number"] == boot
 
-        wait_until(f"boot {boot} is warm", is_so, 90)
+        wait_until(f"boot {boot} is warm", is_so, 180)
         return time.monotonic()
 
-    def wait_shut(self, limit_s: float) -> str:
-        """Its first reason."""
-        wait_until("the gate is shut", lambda: self.ready().get("ready") is False, limit_s)
-        return str(self.ready()["reasons"][0])
+    def wait_shut(self, why: str = "") -> None:
+        """With this among the reasons."""
+
+        def is_so() -> bool:
+            body = self.ready()
+            return body.get("ready") is False and why in "; ".join(body["reasons"])
+
+        wait_until(f"the gate is shut: {why}", is_so, 30)
 
     def wait_refused(self) -> float:
         """A user is told when to come again; the moment from which on everybody must be."""
@@ -133,7 +133,7 @@ class Site:
                 pass
             return False
 
-        wait_until("the proxy answers 503 with Retry-After", is_so, 30)
+        wait_until("the proxy answers 503 with Retry-After", is_so, 60)
         return time.monotonic()
 
     def assert_nobody_paid(self) -> None:
@@ -168,21 +168,8 @@ def site(
     with made(docker, image, folder, VLLM) as project:
         project.add("compose.override.yaml", f"deploy/proxy/{file}")
         project.set(COMPOSE_FILE=":".join(("compose.yaml", "compose.override.yaml", *names)))
-        project("up", "--detach", "--quiet-pull", limit_s=240)
+        project("up", "--detach", "--quiet-pull")
         yield Site(project, engine, sidecar)
-
-
-def assert_started_behind_the_gate(this: Site) -> None:
-    """The proxy's process began after the first check of the sidecar that found it ready."""
-    warmup = this.docker.state(this.project.container("warmup"))
-    first = next(one for one in warmup["Health"]["Log"] if one["ExitCode"] == 0)
-    proxy = this.docker.state(this.project.container("proxy"))
-    assert moment(proxy["StartedAt"]) > moment(first["Start"])
-
-
-def moment(stamp: str) -> datetime:
-    """Docker writes nanoseconds, and UTC or its own zone."""
-    return datetime.fromisoformat(re.sub(r"(\.\d{6})\d*", r"\1", stamp).replace("Z", "+00:00"))
 
 
 def survive_a_crash(this: Site, users: Users) -> None:
@@ -192,7 +179,7 @@ def survive_a_crash(this: Site, users: Users) -> None:
     this.assert_nobody_paid()
     killed = time.monotonic()
     this.project.crash("vllm")
-    this.wait_shut(10)
+    this.wait_shut()
     refused = this.wait_refused()
     again = this.wait_ready(2)
     users.wait_served(SOME, since=again)
@@ -200,7 +187,8 @@ def survive_a_crash(this: Site, users: Users) -> None:
     # Who came before the proxy had noticed may have waited for a connection, or lost one.
     late = [one for one in users.unserved if one.began > refused or one.ended < killed]
     assert late, "nobody came"
-    assert {(one.status, one.retry_after) for one in late} == {(503, "10")}
+    others = [one for one in late if (one.status, one.retry_after) != (503, "10")]
+    assert not others, (others, f"killed {killed}, refused {refused}, open again {again}")
 
 
 def test_haproxy_before_an_engine_that_comes_and_goes(
@@ -218,14 +206,15 @@ def test_haproxy_before_an_engine_that_comes_and_goes(
         ) as this,
         Users(this.url("proxy", 8080), name="haproxy") as users,
     ):
-        assert_started_behind_the_gate(this)
+        assert started(this.project, "proxy") > opened(this.project)
         survive_a_crash(this, users)
 
         vllm = this.project.container("vllm")
         network = f"{this.project.config()['name']}_default"
         cut = time.monotonic()
         docker("network", "disconnect", network, vllm)
-        assert "the engine is gone" in this.wait_shut(CUT_S)
+        # As late it would be "/health has not answered for 13 s".
+        this.wait_shut("the engine is gone")
         print(f"cut off: shut after {time.monotonic() - cut:.1f} s")
         this.wait_refused()
         docker("network", "connect", "--alias", "vllm", network, vllm)
@@ -234,7 +223,7 @@ def test_haproxy_before_an_engine_that_comes_and_goes(
 
         removed = time.monotonic()
         docker("rm", "--force", vllm)
-        this.wait_shut(10)
+        this.wait_shut()
         print(f"removed: shut after {time.monotonic() - removed:.1f} s")
         this.wait_refused()
         this.project("up", "--detach", "vllm")
@@ -255,5 +244,5 @@ def test_caddy_in_one_network_with_engine_and_sidecar(
         ) as this,
         Users(this.url("proxy", 8080), name="caddy") as users,
     ):
-        assert_started_behind_the_gate(this)
+        assert started(this.project, "proxy") > opened(this.project)
         survive_a_crash(this, users)

@@ -2,18 +2,16 @@
 
 import time
 
-import pytest
-
-from tests.containers.docker import Docker, get, wait_until
-
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(180)]
+from tests.containers.docker import Docker
+from tests.live.sidecar import get, wait_until
+from tests.live.standstill import Standstill
 
 STOPPED_S = 7.0
 """Longer than an address that is gone is waited for, shorter than an answer that is late."""
 
 
 def test_silent_address_shuts_the_gate_and_a_stopped_engine_does_not(
-    docker: Docker, image: str, network: str, quick_vllm: str
+    docker: Docker, image: str, network: str, quick_vllm: str, standstill: Standstill
 ) -> None:
     """Whoever is frozen still acknowledges, and keeps its users; whoever is cut off does not."""
     inside = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
@@ -28,31 +26,42 @@ def test_silent_address_shuts_the_gate_and_a_stopped_engine_does_not(
     )
     ready = f"{docker.url(sidecar)}/ready"
 
-    def is_ready() -> bool:
+    def shut_because() -> str | None:
         answer = get(ready)
-        return answer is not None and answer.status == 200
+        if answer is None:
+            return "nothing answers"
+        return None if answer.status == 200 else str(answer.body["reasons"])
 
-    wait_until("the gate is open", is_ready, 60)
-    docker("pause", quick_vllm)
-    until = time.monotonic() + STOPPED_S
-    try:
-        while time.monotonic() < until:
-            assert is_ready(), get(ready)
-            time.sleep(0.2)
-    finally:
-        docker("unpause", quick_vllm)
+    def shut_while_stopped() -> str | None:
+        began = time.monotonic()
+        docker("pause", quick_vllm)
+        try:
+            while time.monotonic() < began + STOPPED_S:
+                if (why := shut_because()) is not None:
+                    return why
+                time.sleep(0.2)
+        finally:
+            docker("unpause", quick_vllm)
+        return None
+
+    for _ in range(3):
+        wait_until("the gate is open", lambda: shut_because() is None, 120)
+        began = time.monotonic()
+        why = shut_while_stopped()
+        if why is None:
+            break
+        # It is right to shut the gate if it was held up itself, or if the engine was for longer.
+        assert standstill.lost_since_s(began) > 1.0, why
+    assert why is None
 
     heard = docker.logs(quick_vllm).count("GET /health")
     wait_until(
         "it is looked at as before",
         lambda: docker.logs(quick_vllm).count("GET /health") > heard + 6,
-        30,
+        60,
     )
     cut = time.monotonic()
     docker("network", "disconnect", network, quick_vllm)
-    wait_until("the gate is shut", lambda: not is_ready(), 30)
-    print(f"shut after {time.monotonic() - cut:.1f} s")
-    answer = get(ready)
-    assert answer is not None
     # As late it would be "/health has not answered for 13 s".
-    assert answer.body["reasons"][0].startswith("the engine is gone: ")
+    wait_until("it is gone", lambda: "the engine is gone: " in (shut_because() or ""), 30)
+    print(f"shut after {time.monotonic() - cut:.1f} s")

@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.image import LIMIT_BYTES, added_bytes, parts_of
 from tests.containers.conftest import BASE, ROOT
-from tests.containers.docker import Docker, get, wait_until
-
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(300)]
+from tests.containers.docker import Docker
+from tests.live.sidecar import get, wait_until
+from tests.live.standstill import Standstill
 
 HARDENED = (
     *("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
@@ -63,7 +63,7 @@ def test_labels_say_what_it_is(docker: Docker, image: str) -> None:
     assert labels["org.opencontainers.image.licenses"] == project["license"]
     known = ("--build-arg", "REVISION=abc", "--build-arg", "SOURCE=https://example.org/it")
     docker.made.append(("image", "rm", "warmup-test-labelled"))
-    docker("build", "--quiet", "--tag", "warmup-test-labelled", *known, str(ROOT), limit_s=300)
+    docker("build", "--quiet", "--tag", "warmup-test-labelled", *known, str(ROOT), limit_s=400)
     shown = ("image", "inspect", "--format", "{{json .Config.Labels}}", "warmup-test-labelled")
     labelled = json.loads(docker(*shown))
     assert labelled["org.opencontainers.image.revision"] == "abc"
@@ -80,7 +80,7 @@ def test_every_dependency_has_a_wheel_for_arm64(docker: Docker, image: str) -> N
         *("--implementation", "cp", "--python-version", "3.13"),
         *(word for platform in platforms for word in ("--platform", platform)),
         *dependencies,
-        limit_s=120,
+        limit_s=400,
     )
     wheels = [
         item["download_info"]["url"].rsplit("/", 1)[-1] for item in json.loads(resolved)["install"]
@@ -104,7 +104,7 @@ def test_it_needs_no_shell_and_compiles_and_writes_nothing(
     sidecar = start_sidecar(docker, image, network, *volumes, "--env", "PYTHONVERBOSE=1")
     assert docker.code("exec", sidecar, "/bin/sh", "-c", "true") != 0
     wait_until("the gate is open", lambda: state_of(docker, sidecar) == "ready", 120)
-    wait_until("the container is healthy", lambda: docker.health(sidecar) == "healthy", 30)
+    wait_until("the container is healthy", lambda: docker.health(sidecar) == "healthy", 120)
     asked = docker("exec", sidecar, "python", "-v", "-m", "sidecar", "report", merge=True)
     said = docker.logs(sidecar) + asked
     assert len(re.findall(r"^# \S+\.pyc matches ", said, re.MULTILINE)) > 500
@@ -130,21 +130,22 @@ def test_it_runs_as_any_number(docker: Docker, image: str, network: str, user: s
         assert "the state folder /state can't be written (Permission denied)" in said[0]
 
 
-@pytest.mark.usefixtures("simulated_vllm")
-def test_healthcheck_turns_healthy_when_the_gate_opens(
-    docker: Docker, image: str, network: str
+def test_healthcheck_turns_healthy_spanthe_gate_opens(
+    docker: Docker, image: str, network: str, request: pytest.FixtureRequest
 ) -> None:
     """Not healthy before the verdict, healthy soon after it, on a read-only root."""
     sidecar = start_sidecar(docker, image, network)
-    wait_until("probes answer", lambda: state_of(docker, sidecar) is not None, 30)
+    wait_until("probes answer", lambda: state_of(docker, sidecar) is not None, 60)
     before = get(f"{docker.url(sidecar)}/ready")
     assert before is not None
     assert before.status == 503, before
-    assert docker.health(sidecar) == "starting"
     assert docker.code("exec", sidecar, "vllm-warmup", "check") == 1
-    wait_until("the gate is open", lambda: state_of(docker, sidecar) == "ready", 120)
+    wait_until("it was checked", lambda: bool(docker.state(sidecar)["Health"]["Log"]), 60)
+    assert docker.health(sidecar) == "starting"
+    request.getfixturevalue("quick_vllm")
+    wait_until("the container is healthy", lambda: docker.health(sidecar) == "healthy", 120)
     assert docker.code("exec", sidecar, "vllm-warmup", "check") == 0
-    wait_until("the container is healthy", lambda: docker.health(sidecar) == "healthy", 30)
+    assert state_of(docker, sidecar) == "ready"
 
 
 @pytest.mark.usefixtures("quick_vllm")
@@ -153,7 +154,7 @@ def test_a_second_start_adopts_the_verdict(docker: Docker, image: str, network: 
     sidecar = start_sidecar(docker, image, network)
     wait_until("the gate is open", lambda: state_of(docker, sidecar) == "ready", 120)
     docker("restart", "--time", "10", sidecar)
-    wait_until("the gate is open again", lambda: state_of(docker, sidecar) == "ready", 20)
+    wait_until("the gate is open again", lambda: state_of(docker, sidecar) == "ready", 120)
     ready = get(f"{docker.url(sidecar)}/ready")
     assert ready is not None
     assert ready.body["adopted"] is True, ready.body
@@ -161,16 +162,26 @@ def test_a_second_start_adopts_the_verdict(docker: Docker, image: str, network: 
 
 @pytest.mark.parametrize("when", ["waiting", "warming", "ready"])
 def test_sigterm_ends_it_in_two_seconds(
-    docker: Docker, image: str, network: str, when: str, request: pytest.FixtureRequest
+    docker: Docker,
+    image: str,
+    network: str,
+    when: str,
+    request: pytest.FixtureRequest,
+    standstill: Standstill,
 ) -> None:
     """An orchestrator's stop is obeyed at once, in the middle of a wave too."""
     if when != "waiting":
-        request.getfixturevalue("simulated_vllm" if when == "warming" else "quick_vllm")
+        request.getfixturevalue("slow_vllm" if when == "warming" else "quick_vllm")
     sidecar = start_sidecar(docker, image, network)
     wait_until(f"it is {when}", lambda: state_of(docker, sidecar) == when, 120)
     began = time.monotonic()
     docker("kill", "--signal", "TERM", sidecar)
     docker("wait", sidecar)
-    took = time.monotonic() - began
-    assert took < 2.0 + 1.0, f"{took:.1f} s, of which Docker itself takes part"
+    lost = standstill.lost_since_s(began)
+    # By Docker's clock: its commands alone take a second on a busy machine.
+    only = ("--filter", f"container={sidecar}", "--filter", "event=kill", "--filter", "event=die")
+    span = ("--since", "10m", "--until", f"{time.time() + 1:.3f}")
+    told = docker("events", *span, *only, "--format", "{{.TimeNano}}")
+    signalled, ended = (int(moment) / 1e9 for moment in told.split())
+    assert ended - signalled < 2.0 + 1.0 + lost, f"{ended - signalled:.1f} s"
     assert docker.state(sidecar)["ExitCode"] == 0, docker.logs(sidecar)

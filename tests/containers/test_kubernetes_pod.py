@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import unavailable
-from tests.containers.docker import Docker, get, wait_until
+from tests.containers.docker import Docker
 from tests.deploy.manifests import BASE, Object, containers, environment, objects, pod
-
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(300)]
+from tests.live.sidecar import get, wait_until
 
 SIMULATOR = """\
 #!/bin/sh
@@ -103,9 +102,9 @@ def test_pod_in_containers(docker: Docker, image: str, volumes: Path) -> None:
     assert status.body["log"] not in {None, "none"}
 
     docker("kill", "--signal", "TERM", sidecar)  # as at the Pod's deletion
-    wait_until("the sidecar has ended", lambda: not docker.state(sidecar)["Running"], 20)
+    wait_until("the sidecar has ended", lambda: not docker.state(sidecar)["Running"], 60)
     assert docker.state(sidecar)["ExitCode"] == 0
     assert docker.state(vllm)["Running"]
     docker("kill", "--signal", "TERM", vllm)  # behind its preStop
-    wait_until("vLLM has ended", lambda: not docker.state(vllm)["Running"], 30)
+    wait_until("vLLM has ended", lambda: not docker.state(vllm)["Running"], 60)
     assert docker.state(vllm)["ExitCode"] == 0

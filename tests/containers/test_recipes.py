@@ -16,12 +16,11 @@ import yaml
 
 from sidecar.core.grid.shapes import parse
 from tests.containers.conftest import ROOT
-from tests.containers.docker import Docker, get, wait_until
+from tests.containers.docker import Docker
 from tests.containers.project import Project, made
 from tests.live.process import free_port
+from tests.live.sidecar import assert_heard, get, wait_until
 from tests.live.vllm import Installation
-
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(300)]
 
 FAKE = """\
 #!/usr/bin/env python
@@ -71,7 +70,8 @@ def vllm_image(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (folder / "Dockerfile").write_text(DOCKERFILE)
     docker = Docker()
     tag = "warmup-test-vllm"
-    docker("build", "--quiet", "--tag", tag, "--build-arg", f"BASE={image}", str(folder))
+    arguments = ("--quiet", "--tag", tag, "--build-arg", f"BASE={image}")
+    docker("build", *arguments, str(folder), limit_s=400)
     yield tag
     docker("image", "rm", tag, check=False)
 
@@ -114,10 +114,7 @@ def test_two_gpus_of_one_machine(docker: Docker, project: Project) -> None:
     config = project.config("compose.yaml")
     assert config["services"]["vllm"]["deploy"], "the recipe itself asks for GPUs"
     project("up", "--detach", "--quiet-pull")
-    project.wait_for("ready")
-    answer = project.ask("/status")
-    assert answer is not None
-    assert answer.body["log"] == "complete"
+    assert_heard(project.wait_for("ready", "/status"), "complete")
     said = flags(project("logs", "--no-log-prefix", "vllm"))
     engine = engine_of(config["services"]["warmup"]["environment"]["WARMUP_SHAPES"])
     for flag in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"):
@@ -146,17 +143,16 @@ def test_two_nodes(docker: Docker, project: Project) -> None:
     project(*worker, *files, "up", "--detach", "--quiet-pull")
     try:
         where = f"http://127.0.0.1:{ports[2]}"
-        wait_until("probes answer", lambda: get(f"{where}/ready") is not None, 30)
         # The worker compiles all the time here, so that no wave is quiet.
         wait_until(
             "the worker's kernel is named",
             lambda: "kernel_of_rank_1" in json.dumps(getattr(get(f"{where}/status"), "body", "")),
-            60,
+            120,
         )
         of_worker = flags(project(*worker, *files, "logs", "--no-log-prefix", "vllm"))
     finally:
         project(*worker, *files, "down", "--volumes", "--timeout", "0", check=False)
-    wait_until("the gate is open", lambda: getattr(get(f"{where}/ready"), "status", 0) == 200, 120)
+    wait_until("the gate is open", lambda: getattr(get(f"{where}/ready"), "status", 0) == 200, 240)
     of_head = flags(project("logs", "--no-log-prefix", "vllm"))
     engine = engine_of("deepseek-v4-flash-gb10-tp2")
     for said, rank in ((of_head, "0"), (of_worker, "1")):
@@ -197,7 +193,7 @@ def test_a_real_vllm_knows_every_flag(project: Project, vllm_installation: Insta
         env={"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -50,7 +50,7 @@ class Process:
             self._process.wait(limit_s)
         with suppress(ProcessLookupError):  # the leader is gone, a child may not be
             os.killpg(self.pid, signal.SIGKILL)
-        return self._process.wait(10.0)
+        return self._process.wait(60.0)
 
     def __enter__(self) -> Self:
         return self
@@ -64,8 +64,16 @@ class Process:
         self.end()
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """An ephemeral port of loopback that nobody holds just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """An ephemeral port that nobody holds just now, at whatever address, and that was not given
+    to anybody before: they may not have come to bind it yet."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = int(probe.getsockname()[1])
+        if port not in _given:
+            _given.add(port)
+            return port

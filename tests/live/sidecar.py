@@ -11,11 +11,18 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from tests.live.process import Process, free_port
+
+_ANSWER_LIMIT_S = 20.0
+_START_LIMIT_S = 60.0
+
+NO_MONITOR = "none: vLLM has no JIT monitor on a CPU"
+"""What the log of a real vLLM is worth here; its windows can be whole all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,52 @@ class Done:
     @property
     def json(self) -> Any:
         return json.loads(self.out)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a small HTTP request got."""
+
+    status: int
+    body: dict[str, Any]
+
+
+def get(url: str) -> Answer | None:
+    """The JSON behind it, whatever the status; None while nothing answers."""
+    try:
+        try:
+            answer = urllib.request.urlopen(url, timeout=_ANSWER_LIMIT_S)
+        except urllib.error.HTTPError as problem:
+            answer = problem
+        with answer:
+            return Answer(int(answer.status), json.load(answer))
+    except (OSError, HTTPException):  # the latter: it ended in the middle of its answer
+        return None
+
+
+def wait_until(what: str, is_so: Callable[[], bool], limit_s: float) -> None:
+    """Poll; raises AssertionError naming what did not come about."""
+    until = time.monotonic() + limit_s
+    while True:
+        is_over = time.monotonic() > until  # before it is asked: a poll may stand still itself
+        if is_so():
+            return
+        assert not is_over, f"after {limit_s:.0f} s still not: {what}"
+        time.sleep(0.1)
+
+
+def assert_heard(status: dict[str, Any], log: str) -> None:
+    """Of /status: the windows of its waves are whole, and the log carries the verdict as said.
+
+    The sidecar waits for a fence for two seconds: a machine that stands still as long costs a
+    window here and there, and the grid's log is said to be partial then.
+    """
+    windows = [wave["window"] for cell in status["cells"] for wave in cell["waves"]]
+    late = len(windows) - windows.count("complete")
+    assert late <= len(windows) // 8, windows
+    assert windows
+    told = status["log"]
+    assert told == log or (late and told.startswith("partial: ")), told
 
 
 def environment(settings: Mapping[str, str]) -> dict[str, str]:
@@ -103,7 +156,7 @@ class Sidecar:
         assert self._process is None, "the sidecar runs already"
         command = (sys.executable, "-m", "sidecar", "serve")
         self._process = Process(command, self._log, env=environment(self._settings))
-        self.wait_until("it answers", lambda: self.ready() is not None, limit_s=20)
+        self.wait_until("it answers", lambda: self.ready() is not None, _START_LIMIT_S)
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Its exit status."""
@@ -125,15 +178,19 @@ class Sidecar:
         reasons = self.reasons()
         return bool(reasons) and all(reason.startswith("warming: ") for reason in reasons)
 
-    def get(self, path: str) -> dict[str, Any] | None:
+    @property
+    def in_flight(self) -> str:
+        """The cell of the wave that is being sent now; empty between two of them."""
+        if not self.is_sending():  # first: what a killed sidecar left is judged before it sends
+            return ""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=5) as answer:
-                return dict(json.load(answer))
-        except urllib.error.HTTPError as problem:
-            with problem:
-                return dict(json.load(problem))
-        except OSError:
-            return None
+            return str(json.loads((self.state_dir / "in-flight.json").read_text())["cell"])
+        except FileNotFoundError:
+            return ""
+
+    def get(self, path: str) -> dict[str, Any] | None:
+        answer = get(self.url + path)
+        return None if answer is None else answer.body
 
     def report(self) -> dict[str, Any]:
         """The last run's report, as the command prints it."""
@@ -142,25 +199,32 @@ class Sidecar:
         return dict(done.json)
 
     def wait_for(self, state: str, limit_s: float = 120.0) -> dict[str, Any]:
-        """Wait for a state of /ready; its body."""
-        self.wait_until(f"it is {state}", lambda: (self.ready() or {})["state"] == state, limit_s)
-        return self.ready() or {}
+        """Wait for a state of /ready; the body that told it."""
+        body: dict[str, Any] = {}
+
+        def is_so() -> bool:
+            nonlocal body
+            body = self.ready() or {}
+            return bool(body["state"] == state)
+
+        self.wait_until(f"it is {state}", is_so, limit_s)
+        return body
 
     def wait_until(self, what: str, is_so: Callable[[], bool], limit_s: float) -> None:
         """Poll; raises AssertionError with the last /ready and the end of the log."""
-        until = time.monotonic() + limit_s
-        while True:
-            with suppress(KeyError):
+
+        def is_so_or_never() -> bool:
+            with suppress(KeyError):  # nothing answered
                 if is_so():
-                    return
-            ended = self._process is not None and self._process.code is not None
-            if ended or time.monotonic() > until:
-                tail = "\n".join(self.log.splitlines()[-20:])
-                raise AssertionError(
-                    f"{'it ended' if ended else f'after {limit_s:.0f} s'}, and still not: {what}\n"
-                    f"/ready: {self.ready()}\n{tail}"
-                )
-            time.sleep(0.1)
+                    return True
+            assert self._process is None or self._process.code is None, f"it ended before: {what}"
+            return False
+
+        try:
+            wait_until(what, is_so_or_never, limit_s)
+        except AssertionError as problem:
+            tail = "\n".join(self.log.splitlines()[-20:])
+            raise AssertionError(f"{problem}\n/ready: {self.ready()}\n{tail}") from None
 
     def __enter__(self) -> Self:
         self.start()

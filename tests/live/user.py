@@ -35,7 +35,7 @@ def ttft_s(url: str, prompt_tokens: int, *, rank: int | None = None, **fields: A
 
 def counter(url: str, name: str, label: str = "") -> float:
     """A counter of /metrics, summed over its series that hold `label`."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     series = [line for line in lines if line.startswith(f"{name}{{") and label in line]
     assert series, f"{name} is not in /metrics"

@@ -12,8 +12,6 @@ at start, so that every start is cold again.
 import os
 import signal
 import tempfile
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.live.process import Process, free_port
+from tests.live.sidecar import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = Path(os.environ.get("WARMUP_TEST_VLLM", ROOT / ".vllm"))
@@ -29,7 +28,7 @@ MODELS = Path(os.environ.get("WARMUP_TEST_MODELS", ROOT / ".models"))
 
 SERVED_NAME = "tiny"
 MAX_MODEL_LEN = 8192
-START_LIMIT_S = 180.0
+START_LIMIT_S = 300.0
 """A start takes 15-25 s on an idle machine; two cores may be shared."""
 
 
@@ -142,20 +141,23 @@ class VllmServer:
     def wait_healthy(self, limit_s: float = START_LIMIT_S) -> None:
         """Raises AssertionError with the log's end if it dies or is not healthy in time."""
         assert self._process is not None, "the server was not started"
-        until = time.monotonic() + limit_s
-        while time.monotonic() < until:
-            if self._process.code is not None:
-                raise AssertionError(f"vLLM ended with {self._process.code}\n{self._tail()}")
-            if self._answers():
-                return
-            time.sleep(0.2)
-        raise AssertionError(f"vLLM was not healthy after {limit_s:.0f} s\n{self._tail()}")
+        process = self._process
+
+        def is_healthy() -> bool:
+            assert process.code is None, f"vLLM ended with {process.code}"
+            return self._answers()
+
+        try:
+            wait_until("vLLM is healthy", is_healthy, limit_s)
+        except AssertionError as problem:
+            tail = "\n".join(self.log.splitlines()[-25:])
+            raise AssertionError(f"{problem}\n{tail}") from None
 
     def _answers(self) -> bool:
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=5):
                 return True
-        except (urllib.error.URLError, OSError):
+        except OSError:
             return False
 
     def stop(self, limit_s: float = 20.0) -> None:
@@ -195,9 +197,6 @@ class VllmServer:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             **self._env,
         }
-
-    def _tail(self) -> str:
-        return "\n".join(self.log.splitlines()[-25:])
 
     def __enter__(self) -> Self:
         self.start()
