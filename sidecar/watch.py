@@ -227,7 +227,7 @@ class Watch:
             silent = silent + 1 if later == _NOTHING and not self._is_late else 0
             if silent >= self._rhythm.late_answers:
                 self.report(Loss(SILENT, broken=True))
-            elif is_telling(later) and self._sightings.see(later):
+            elif is_telling(later) and self._sightings.see(later, after_break=broke):
                 self.report(Loss(NOT_ONE_ENGINE, broken=False))
             elif self._compare(mark, later, broke=broke) and later != _NOTHING:
                 self._hint = ""

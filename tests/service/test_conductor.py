@@ -93,6 +93,21 @@ async def test_a_dead_engine_shuts_the_gate_within_two_seconds_and_is_warmed_aga
     assert stage.replays[0].nonce != stage.replays[1].nonce
 
 
+async def test_restarts_behind_a_broken_connection_are_no_second_engine():
+    """Counters that go backwards after a connection broke are a restart, each time again."""
+    stage = Stage()
+    stage.engine.tells_start = False
+    async with stage.running():
+        for boots in (2, 3, 4):
+            await stage.until(is_ready)
+            await anyio.sleep(100)
+            stage.engine.marks, stage.engine.state = 0, Health.RECONNECTED
+            await stage.until(lambda s, boots=boots: s.totals.boots == boots)
+    told = {reason for s in stage.snapshots for reason in s.reasons}
+    assert RESTARTED in told
+    assert NOT_ONE_ENGINE not in told
+
+
 async def test_a_wave_that_was_cut_off_asks_every_cell_once_more():
     """The engine was away while a wave ran for seconds, and is back, the same boot: what that wave
     compiled nobody saw, and it may have made cold what was quiet before."""
