@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.adapters import evidence as evidence_module
 from sidecar.adapters.engine import Engine
 from sidecar.adapters.evidence import Evidence
 from sidecar.adapters.logs.file import FileLog
@@ -36,6 +37,8 @@ FAST = Profile(
     prompt_tokens_details=True,
     rules=(),
 )
+TRIES = 20
+"""Of what a busy machine may break up: a plug prefills for 40 ms, and the wave has to come then."""
 THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
@@ -63,9 +66,14 @@ async def bench(profile: Profile = FAST) -> AsyncIterator[Bench]:
 async def test_a_held_wave_shares_one_step() -> None:
     """Behind a plug, four prompts of 350 run as one step of 1400."""
     async with bench() as on:
-        wave = await on.run(Cell(4, 350, 4), Gait.HELD, Pace(plug_tokens=2048, wave_after_s=0.01))
         assert on.sim.life is not None
-        shapes = [(s.context_requests, s.context_tokens) for s in on.sim.life.engine.steps]
+        for _ in range(TRIES):
+            on.sim.life.engine.steps.clear()
+            pace = Pace(plug_tokens=2048, wave_after_s=0.01)
+            wave = await on.run(Cell(4, 350, 4), Gait.HELD, pace)
+            shapes = [(s.context_requests, s.context_tokens) for s in on.sim.life.engine.steps]
+            if (4, 1400) in shapes:
+                break
     assert (1, 2048) in shapes
     assert (4, 1400) in shapes
     assert wave.counters is not None
@@ -123,8 +131,11 @@ async def test_a_cell_s_drafts_choose_its_text(variant: Variant) -> None:
             assert bool(counted.accepted_tokens) is (drafts is Drafts.ACCEPTED)
 
 
-async def test_a_wave_and_its_plug_are_found_in_the_log(tmp_path: Path) -> None:
+async def test_a_wave_and_its_plug_are_found_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By both endpoints: whole windows, all access lines accounted for, the batch in its steps."""
+    monkeypatch.setattr(evidence_module, "FENCE_WAIT_S", 60.0)
     path = tmp_path / "vllm.log"
     profile = replace(FAST, log_iterations=True, jit_monitor_verbose=True)
     with path.open("a") as written:
@@ -137,12 +148,15 @@ async def test_a_wave_and_its_plug_are_found_in_the_log(tmp_path: Path) -> None:
             pacer = FixedPacer(Pace(plug_tokens=2048, wave_after_s=0.01))
             replay = Replay(engine, facts, pacer, "n", evidence=evidence)
             for variant in (Variant("c"), Variant("chat", Endpoint.CHAT, THINKING)):
-                (wave,) = await replay.run([Look(Cell(4, 350, 4, variant), Gait.HELD)])
-                assert wave.log is not None
-                assert (wave.log.words, wave.log.foreign) == ("complete", 0)
-                assert wave.log.steps is not None
-                steps = wave.log.steps.prefills
-                shapes = [(s.context_requests, s.context_tokens) for s in steps]
+                for _ in range(TRIES):
+                    (wave,) = await replay.run([Look(Cell(4, 350, 4, variant), Gait.HELD)])
+                    assert wave.log is not None
+                    assert (wave.log.words, wave.log.foreign) == ("complete", 0)
+                    assert wave.log.steps is not None
+                    steps = wave.log.steps.prefills
+                    shapes = [(s.context_requests, s.context_tokens) for s in steps]
+                    if (4, 1400) in shapes:
+                        break
                 assert (1, 2048) in shapes
                 assert (4, 1400) in shapes
             reading.cancel()

@@ -19,7 +19,7 @@ from sidecar.core.judge.verdict import Judge
 from sidecar.core.results import Outcome
 from tests.adapters.stub import Asked, answer, generate, running
 from tests.adapters.test_replay import FACTS, FixedPacer, run, short_counting
-from tests.adapters.test_replay_sim import FAST, bench
+from tests.adapters.test_replay_sim import FAST, TRIES, bench
 
 __all__ = ["short_counting"]
 
@@ -109,7 +109,7 @@ async def test_a_prompt_arrives_while_the_others_decode(variant: Variant) -> Non
         plan = expand(parse("cells: [{prompt_tokens: 9}]", "f.yaml"), on.facts)
         cell = Cell(3, 40, 60, variant, gaits=(Gait.MIXED,), arriving_tokens=3000)
         pace = Pace(plug_tokens=3 * 2048, wave_after_s=0.01)
-        for _ in range(20):  # a busy machine may spread one or end another too soon
+        for _ in range(TRIES):
             on.sim.life.engine.steps.clear()
             wave = await on.run(cell, Gait.MIXED, pace)
             assert examine(wave).invalid_because == ()

@@ -35,9 +35,15 @@ class Written(io.StringIO):
         self._file.flush()
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A machine that stands still must not cut a window off."""
+    monkeypatch.setattr(evidence, "FENCE_WAIT_S", 60.0)
+
+
 @pytest.fixture
 def short_waits(monkeypatch):
-    """Where fences never come; elsewhere a machine that stands still must not cut a window off."""
+    """Where fences never come."""
     monkeypatch.setattr(evidence, "FENCE_WAIT_S", 0.6)
     monkeypatch.setattr(evidence, "_HOPELESS_WAIT_S", 0.05)
 
@@ -89,13 +95,18 @@ async def test_a_log_that_is_another_engines_proves_nothing_and_opens_all_the_sa
     assert outcome.report.facts.max_num_batched_tokens is None
 
 
-async def test_required_log_evidence_that_is_missing_ends_in_5(tmp_path):
-    """A file that never comes, a monitor that is off; and a log that is whole is enough."""
-    wrong, right = tmp_path / "none.log", tmp_path / "vllm.log"
+async def test_a_log_that_never_comes_ends_in_5_where_it_is_required(tmp_path, short_waits):
+    """With the setting that requires it, and why."""
+    async with simulator(replace(VERBOSE, rules=())) as sim:
+        outcome = await once(sim.url, f"file://{tmp_path}/none.log", require_evidence="log")
+    assert outcome.exit_code == ExitCode.EVIDENCE_MISSING
+    assert outcome.reasons[0].startswith("WARMUP_REQUIRE_EVIDENCE=log: log: none")
+
+
+async def test_a_log_without_a_monitor_ends_in_5_where_it_is_required(tmp_path):
+    """A log that is whole is enough, one of a monitor that is off is not."""
+    right = tmp_path / "vllm.log"
     async with simulator(replace(VERBOSE, rules=()), log=Written(right)) as sim:
-        outcome = await once(sim.url, f"file://{wrong}", require_evidence="log")
-        assert outcome.exit_code == ExitCode.EVIDENCE_MISSING
-        assert outcome.reasons[0].startswith("WARMUP_REQUIRE_EVIDENCE=log: log: none")
         outcome = await once(sim.url, f"file://{right}", require_evidence="log")
         assert outcome.exit_code == ExitCode.WARM
     silent = replace(VERBOSE, rules=(), jit_monitor=False)
