@@ -4,8 +4,10 @@ All stamps are seconds of a monotonic clock, counted from the wave's *release*: 
 first request of the wave (not the plug) was let go.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from sidecar.core.grid.cells import Look
 from sidecar.core.logs.evidence import LogEvidence
@@ -67,13 +69,6 @@ class Result:
         from_s = self.sent_s if self.let_go_s is None else self.let_go_s
         return self.token_s[0] - from_s if self.token_s else None
 
-    def worst_gap_s(self, after_s: float) -> float:
-        """The longest wait between two outputs, of those that ended after `after_s`; 0 if none."""
-        return max(
-            (b - a for a, b in zip(self.token_s, self.token_s[1:], strict=False) if b > after_s),
-            default=0.0,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class WaveResult:
@@ -121,7 +116,11 @@ class WaveResult:
 
     @property
     def g_s(self) -> float:
-        """R5's G: the worst gap inside any stream after the last first token of those that decode
-        together."""
+        """R5's G: the worst gap inside any stream that began with or after the last first token of
+        those that decode together; 0 where nothing was decoded. A gap that only ended after it
+        holds the prefill of the last request, or not, as the events of that step are ordered."""
         from_s = self.all_decode_s
-        return 0.0 if from_s is None else max(r.worst_gap_s(from_s) for r in self.results)
+        if from_s is None:
+            return 0.0
+        late = (r.token_s[bisect_left(r.token_s, from_s) :] for r in self.results)
+        return max((b - a for stamps in late for a, b in pairwise(stamps)), default=0.0)

@@ -8,7 +8,6 @@ from sidecar.core.facts import EngineFacts
 from sidecar.core.grid.cells import Cell, Converge, Gait, Look
 from sidecar.core.grid.plan import Plan
 from sidecar.core.judge.calls import Call, Standing
-from sidecar.core.judge.figures import worst_gap_s
 from sidecar.core.judge.misses import Miss
 from sidecar.core.judge.pacing import Pacer, WarmTtft
 from sidecar.core.judge.shown import miss
@@ -275,7 +274,7 @@ def test_f_of_a_mixed_wave_counts_from_its_own_release():
     assert ran.g_s == pytest.approx(STEP_S)
     assert ran.all_decode_s == pytest.approx(0.03)
     stalled = mixed(sent_s=0.05, ttft_s=0.5, gap_s=1.0)  # the gap begins at 60 ms
-    assert worst_gap_s(stalled) == pytest.approx(1.0 + STEP_S)
+    assert stalled.g_s == pytest.approx(1.0 + STEP_S)
 
 
 def test_those_that_decode_are_given_more_tokens_until_they_outlast_it():

@@ -92,6 +92,18 @@ def test_a_stall_between_tokens_is_loud():
     assert "stalled 2.010 s between two tokens, 0.010 s at best" in verdict.reasons[0]
 
 
+def test_a_gap_that_began_before_the_last_first_token_is_no_stall():
+    """It holds the prefill of the last request, which F has; verdict and rows tell the same G."""
+    two = cell(2, output_tokens=3)
+    stamps = ((0.05, 0.5, 0.51), (0.45, 0.46, 0.48))
+    ran = wave(two, Gait.LED, [result(0, cell=two, token_s=each) for each in stamps])
+    assert ran.g_s == pytest.approx(0.02)
+    judge = judge_of(two)
+    judge.feed(ran)
+    (figures, _) = sorted(told(judge, two).figures, key=lambda f: f.gait is not Gait.LED)
+    assert figures.last_g_s == ran.g_s
+
+
 def test_each_gait_is_judged_by_itself():
     """A cell with two gaits is warm only when both are."""
     judge = judge_of(FOUR)

@@ -6,18 +6,12 @@ and with it τ, larger than what the cell's own step costs. Where the plug's tok
 the plug can explain, F counts from where it should have come (`plugs.py`), and is held against a τ
 that has the plug's time in it, because the plug's noise is in F then.
 
-G is the worst gap that *began* with or after the wave's last first token. A gap that only ended
-after it holds the prefill of the last request, or not, as the events of that one step happen to be
-ordered.
-
 Of a mixed wave F is the first token of the request that arrives, from its own release, and G the
 worst gap in the streams of those that decode: a mixed step that compiles stalls both. What those
 had to wait for their own first token is a third figure, D, so that no cost of a wave is unseen.
 """
 
-from bisect import bisect_left
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from sidecar.core.grid.cells import Gait
 from sidecar.core.judge.misses import Miss
@@ -37,21 +31,6 @@ def all_decode_s(wave: WaveResult) -> float | None:
     if at_s is None or wave.look.gait is Gait.LED or wave.plug is None:
         return at_s
     return at_s - max(0.0, wave.plug.first_s or 0.0)
-
-
-def worst_gap_s(wave: WaveResult) -> float:
-    """R5's G as the verdict uses it; 0 where nothing was decoded."""
-    from_s = wave.all_decode_s
-    if from_s is None:
-        return 0.0
-    return max(
-        (
-            b - a
-            for r in wave.results
-            for a, b in pairwise(r.token_s[bisect_left(r.token_s, from_s) :])
-        ),
-        default=0.0,
-    )
 
 
 @dataclass(slots=True)
@@ -78,7 +57,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         self.f_s = first_token_s(self.wave)
-        self.g_s = worst_gap_s(self.wave)
+        self.g_s = self.wave.g_s
         is_mixed = self.wave.look.gait is Gait.MIXED
         self.d_s = (all_decode_s(self.wave) or 0.0) if is_mixed else 0.0
 
