@@ -26,7 +26,6 @@ def together(parts: Mapping[str, Snapshot]) -> Snapshot:
         adopted=all(part.adopted for part in each),
         reasons=_named(telling, lambda part: part.reasons),
         warnings=_named(parts, lambda part: part.warnings),
-        exit_code=next((part.exit_code for part in each if part.exit_code), None),
         progress=_progress(part.progress for part in each),
         eta_s=_slowest([part.eta_s for part in each if not part.is_ready]),
         totals=Totals.of_all([part.totals for part in each]),
