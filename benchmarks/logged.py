@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from benchmarks.draws import Case
 from sidecar.core.grid.cells import Endpoint, Look
+from sidecar.core.logs.bootlog import BootLog
 from sidecar.core.logs.events import Compile
 from sidecar.core.logs.evidence import Heard, Listening, LogEvidence, combined
 from sidecar.core.logs.parse import fence_target
 from sidecar.core.logs.reader import LogReader
-from sidecar.core.logs.start import BootLog
 from sidecar.core.logs.window import Expected, Fences, Window
 from sidecar.simulator.engine import Engine
 from sidecar.simulator.log import Log

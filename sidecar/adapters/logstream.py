@@ -4,10 +4,10 @@ import time
 from copy import copy
 from dataclasses import dataclass, field
 
+from sidecar.core.logs.bootlog import BootLog
 from sidecar.core.logs.facts import StartFacts
 from sidecar.core.logs.head import Origin
 from sidecar.core.logs.reader import LogReader
-from sidecar.core.logs.start import BootLog
 from sidecar.core.logs.window import Window
 
 _OWED_S = 30.0

@@ -4,10 +4,10 @@ import io
 
 import pytest
 
+from sidecar.core.logs.bootlog import BootLog
 from sidecar.core.logs.events import Access, Activated, Compile, LogEvent, Phase, Started, Step
 from sidecar.core.logs.parse import fence_target
 from sidecar.core.logs.reader import LogReader
-from sidecar.core.logs.start import BootLog
 from sidecar.simulator import model
 from sidecar.simulator.log import Log, capture_sizes
 from sidecar.simulator.profile import Profile

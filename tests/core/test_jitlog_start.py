@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.facts import EngineFacts
+from sidecar.core.logs.bootlog import BootLog
 from sidecar.core.logs.facts import StartFacts, from_arguments, from_config, from_log
 from sidecar.core.logs.lines import Lines
 from sidecar.core.logs.parse import parse
-from sidecar.core.logs.start import BootLog
 
 LOGS = Path(__file__).parent.parent / "data" / "logs"
 API = "(APIServer pid={}) INFO 11-29 15:49:33 [api_utils.py:286] "

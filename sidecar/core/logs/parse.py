@@ -5,10 +5,10 @@ that must be the right one too: each line of a multi-line message carries the he
 (vLLM logging_utils/formatter.py), whoever wrote the text.
 """
 
-from sidecar.core.logs.begin import starting
 from sidecar.core.logs.compiles import graph, monitored, printed
 from sidecar.core.logs.events import Access, Complaint, LogEvent, Phase, Started, Step, Trouble
 from sidecar.core.logs.head import Message, split
+from sidecar.core.logs.startlines import starting
 from sidecar.core.wire.sse import one_line
 
 FENCE_PATH = "/version"
