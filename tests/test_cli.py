@@ -121,6 +121,7 @@ def test_what_is_refused(
     assert re.fullmatch(sentence + "\n", printed.err), printed.err
 
 
+@pytest.mark.programs
 def test_a_bad_file_from_the_outside(bad_shapes: str) -> None:
     """As a process: exit 2, one line with file and line, no traceback."""
     done = run("serve", "--shapes", bad_shapes)
@@ -129,6 +130,7 @@ def test_a_bad_file_from_the_outside(bad_shapes: str) -> None:
     assert f"{bad_shapes}:1: unknown key" in done.stderr
 
 
+@pytest.mark.programs
 def test_an_unknown_variable_from_the_outside() -> None:
     """A misspelt variable ends the process before anything else happens."""
     done = run("serve", WARMUP_ENGINE_ULR="http://vllm:8000")
@@ -285,6 +287,7 @@ def test_plan_takes_the_speeds_of_the_last_warm_up_and_says_what_the_budget_lack
     assert made["warnings"] == [w for w in made["warnings"] if "the budget is" not in w]
 
 
+@pytest.mark.programs
 def test_one_engine_of_several_has_to_be_named(tmp_path: Path) -> None:
     """`shapes suggest` asks one; its report is found in its own folder."""
     both = {"WARMUP_ENGINE_URLS": f"a={NOBODY} b=http://127.0.0.1:2"}
@@ -446,10 +449,11 @@ def test_bad_arguments_of_sim(
     assert re.fullmatch(sentence + "\n", capsys.readouterr().err)
 
 
+@pytest.mark.programs
 def test_heavy_modules_are_imported_by_the_command_that_needs_them() -> None:
     """`--help` is at once: neither pydantic nor the web server is imported for it."""
     script = "import sys; import sidecar.cli.main as c; c.parser_of_all(); print(*sys.modules)"
     loaded = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=LIMIT_S, check=True
     ).stdout.split()
     assert not {"pydantic", "fastapi", "uvicorn", "httpx", "rich", "yaml"} & set(loaded)

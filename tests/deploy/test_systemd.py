@@ -49,6 +49,14 @@ def until(what: str, is_so: Callable[[], bool], limit_s: float = 60.0) -> None:
         time.sleep(0.05)
 
 
+def is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            return bool(answer.status == 200)
+    except OSError:  # 503 is one too
+        return False
+
+
 def ended(process: Process, limit_s: float = 60.0) -> int:
     until("it has ended", lambda: process.code is not None, limit_s)
     assert process.code is not None
@@ -71,7 +79,7 @@ def test_systemd_takes_them(tmp_path: Path) -> None:
         env={**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=90,
         check=False,
     )
     assert done.stderr == ""
@@ -149,10 +157,9 @@ def test_gate(machine: Machine) -> None:
     with machine.start(engine), machine.start(sidecar) as serving:
         until("the ready file is there", ready.exists, 90)
         url = f"http://127.0.0.1:{machine.more['WARMUP_PORT']}/ready"
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            assert answer.status == 200
+        until("/ready is 200", lambda: is_ready(url))
         os.kill(serving.pid, signal.SIGTERM)
-        assert ended(serving, 20) == 0
+        assert ended(serving) == 0
         assert not ready.exists()
     assert any((machine.folder / "var/lib/vllm-warmup").iterdir())
 

@@ -8,6 +8,9 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
+
+pytestmark = pytest.mark.programs
 
 LIMIT_S = 90.0
 
@@ -37,7 +40,7 @@ def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     process = start(*flags, "--start-delay-s", "0")
     try:
         url = started(process, log)
-        assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "mine"
+        assert httpx.get(f"{url}/v1/models", timeout=LIMIT_S).json()["data"][0]["id"] == "mine"
         process.send_signal(signal.SIGTERM)
         out, errors = process.communicate(timeout=LIMIT_S)
     finally:
@@ -75,11 +78,11 @@ def test_an_engine_of_several_ranks_that_speculates(tmp_path: Path) -> None:
     try:
         url = started(process, log)
         body = {"prompt": [300] * 40, "max_tokens": 2, "top_k": 5}
-        usage = httpx.post(f"{url}/v1/completions", json=body).json()["usage"]
+        usage = httpx.post(f"{url}/v1/completions", json=body, timeout=LIMIT_S).json()["usage"]
         assert usage["prompt_tokens_details"]["cached_tokens"] == 0
-        page = httpx.get(f"{url}/metrics").text
+        page = httpx.get(f"{url}/metrics", timeout=LIMIT_S).text
         assert 'vllm:spec_decode_num_drafts_total{engine="1"' in page
-        ledger = httpx.get(f"{url}/_sim").json()["ledger"]
+        ledger = httpx.get(f"{url}/_sim", timeout=LIMIT_S).json()["ledger"]
         assert "_topk_topp_kernel" in {paid["rule"] for paid in ledger}
     finally:
         process.kill()
