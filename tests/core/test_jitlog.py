@@ -17,7 +17,6 @@ from sidecar.core.logs.events import (
     Started,
     Step,
     Trouble,
-    Untuned,
 )
 from sidecar.core.logs.lines import Lines
 from sidecar.core.logs.parse import fence_target, parse
@@ -107,7 +106,7 @@ def test_a_tilelang_line_tells_the_steps_shapes() -> None:
     assert told.constexprs is None
 
 
-def test_a_real_verbose_line_tells_constants_and_device() -> None:
+def test_a_real_verbose_line_tells_its_constants() -> None:
     """Two specializations of one kernel are told apart by their details (vLLM 0.26.0, H200)."""
     first, second = [
         e for e in events_of("gpu-0.26.0-verbose.log") if isinstance(e, Compile) and e.detail
@@ -116,7 +115,6 @@ def test_a_real_verbose_line_tells_constants_and_device() -> None:
     assert first.detail != second.detail
     assert "top_k=8" in (first.constexprs or "")
     assert "top_k=1" in (second.constexprs or "")
-    assert first.device == "0"
     assert first.origin.process == "EngineCore"
     assert first.origin.at == "11-29 16:17:34"
 
@@ -332,7 +330,7 @@ def test_an_untuned_shape_is_no_compile() -> None:
         "[AutoTuner]: No tuned config covers gemm input_shapes=((9, 4),); falling back tactic=-1.",
         "[Autotuner]: OOM detected, falling back to default tactic",
     ):
-        assert isinstance(parse(head + said), Untuned)
+        assert parse(head + said) is None
 
 
 def test_torch_recompiles() -> None:

@@ -41,7 +41,6 @@ def test_the_simulated_log_tells_what_it_was_started_with(version: str, verbose:
     assert (boot.facts.version, boot.facts.max_num_seqs) == (version, 48)
     assert (boot.facts.ranks, len(boot.listeners)) == (2, 2)
     assert (boot.facts.draft_tokens, boot.facts.jit_monitor_verbose) == (3, verbose)
-    assert boot.facts.iteration_details is True
     assert boot.facts.capture_sizes == capture_sizes(profile)
     assert [e.mode for e in events if isinstance(e, Activated)] == ["warn", "warn"]
     assert [e.phase for e in events if isinstance(e, Started)][-1] is Phase.SERVING

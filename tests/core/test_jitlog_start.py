@@ -54,9 +54,7 @@ def test_a_real_gpu_server() -> None:
         cudagraph_mode="FULL_AND_PIECEWISE",
         jit_monitor_mode="warn",
         jit_monitor_verbose=True,
-        iteration_details=True,
         prefix_caching=True,
-        async_scheduling=True,
         device="cuda",
     )
     assert (boot.facts.ranks, len(boot.listeners), boot.is_serving) == (1, 1, True)
@@ -91,7 +89,7 @@ def test_a_real_speculating_server() -> None:
 def test_a_real_server_with_two_ranks() -> None:
     """Each rank of a dense model calls itself one of one: the arguments know better."""
     boot = boot_of_file("cpu-0.32.0-dp2.log")
-    assert (boot.facts.data_parallel, boot.facts.ranks, boot.facts.api_servers) == (2, 2, 2)
+    assert (boot.facts.data_parallel, boot.facts.ranks) == (2, 2)
 
 
 def test_as_many_monitors_as_ranks_that_spoke() -> None:
@@ -158,7 +156,6 @@ def test_ranks_are_the_product_of_what_multiplies_workers() -> None:
     ("message", "facts"),
     [
         ("Using max model len 40960", StartFacts(max_model_len=40960)),
-        ("Asynchronous scheduling is disabled.", StartFacts(async_scheduling=False)),
         ("Cudagraph is disabled under eager mode", StartFacts(enforce_eager=True)),
         (
             "Enforce eager set, disabling torch.compile and CUDAGraphs. This is",
@@ -174,7 +171,6 @@ def test_ranks_are_the_product_of_what_multiplies_workers() -> None:
             "GPU KV cache size: 9,000 tokens, Maximum concurrency for 4,096 tokens per request: 2x",
             StartFacts(kv_cache_tokens=9000),
         ),
-        ("SECURITY WARNING: Development endpoints are enabled!", StartFacts(dev_mode=True)),
     ],
 )
 def test_each_start_line(message: str, facts: StartFacts) -> None:

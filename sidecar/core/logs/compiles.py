@@ -5,7 +5,7 @@ torch.compile's small graphs, FlashInfer before 0.7 and CUDA's module loads writ
 A CuTeDSL line is known word for word, but from reports only: no GPU that writes it was at hand.
 """
 
-from sidecar.core.logs.events import Activated, Compile, Finished, Untuned
+from sidecar.core.logs.events import Activated, Compile, Finished
 from sidecar.core.logs.head import Message, Origin
 from sidecar.core.wire.sse import one_line
 
@@ -78,7 +78,7 @@ def graph(message: Message) -> Compile | None:
     )
 
 
-def printed(message: Message) -> Compile | Finished | Untuned | None:
+def printed(message: Message) -> Compile | Finished | None:
     """Of what is no line of vLLM's logger: prints and foreign loggers."""
     text = message.text
     if text.startswith("20"):
@@ -128,7 +128,7 @@ def _tilelang(message: Message) -> Compile | Finished | None:
     return None
 
 
-def _flashinfer(message: Message) -> Compile | Finished | Untuned | None:
+def _flashinfer(message: Message) -> Compile | Finished | None:
     """`2026-11-29 16:20:19,991 - INFO - core.py:12 - flashinfer.jit: …` (flashinfer 0.6, 0.7)."""
     head, found, said = message.text.partition(" - flashinfer.jit: ")
     if not found or len(head) > 120 or " - " not in head:
@@ -136,9 +136,7 @@ def _flashinfer(message: Message) -> Compile | Finished | Untuned | None:
     return _building(message, said, head.partition(" - ")[0])
 
 
-def _building(
-    message: Message, said: str, stamp: str | None
-) -> Compile | Finished | Untuned | None:
+def _building(message: Message, said: str, stamp: str | None) -> Compile | Finished | None:
     origin = _at(message, stamp) if stamp else message.origin
     for start, event in (
         ("Building JIT module ", "build"),
@@ -152,8 +150,6 @@ def _building(
         return Compile(origin, FLASHINFER, AUTOTUNE, "autotuner")
     if said.startswith("[Autotuner]: Autotuning process ends"):
         return Finished(origin, FLASHINFER, AUTOTUNE, "autotuner")
-    if said.startswith(("[AutoTuner]: No tuned config covers ", "[Autotuner]: OOM detected")):
-        return Untuned(origin, one_line(said.partition(": ")[2], MAX_KERNEL))
     return None
 
 

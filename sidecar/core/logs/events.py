@@ -32,10 +32,6 @@ class Compile:
         """TileLang's `runtime_shapes`; the first dimension is mostly the step's tokens."""
         return _between(self.detail, "runtime_shapes={", "}")
 
-    @property
-    def device(self) -> str | None:
-        return _between(self.detail, " device=", ",")
-
 
 @dataclass(frozen=True, slots=True)
 class Finished:
@@ -49,14 +45,6 @@ class Finished:
     event: str
     kernel: str
     duration_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Untuned:
-    """FlashInfer falls back to a default tactic: nothing stalls, but a range was not tuned."""
-
-    origin: Origin
-    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +127,7 @@ class Started:
     facts: StartFacts = field(default_factory=StartFacts)
 
 
-LogEvent = Compile | Finished | Untuned | Activated | Step | Access | Trouble | Started
+LogEvent = Compile | Finished | Activated | Step | Access | Trouble | Started
 
 
 def _between(text: str, before: str, after: str) -> str | None:

@@ -28,7 +28,6 @@ class StartFacts:
     context_parallel: int | None = None
     """Of prefill; that of decode shares the tensor-parallel ranks."""
     data_parallel: int | None = None
-    api_servers: int | None = None
     draft_tokens: int | None = None
     """0: no speculation."""
     enforce_eager: bool | None = None
@@ -38,13 +37,10 @@ class StartFacts:
     jit_monitor_verbose: bool | None = None
     jit_warmup: bool | None = None
     """False: the monitor is off too (0.31+, with --enforce-eager)."""
-    iteration_details: bool | None = None
     prefix_caching: bool | None = None
     kv_cache_memory_bytes: int | None = None
     memory_profiled: bool | None = None
     """False: skipped, because the KV cache's size was given."""
-    async_scheduling: bool | None = None
-    dev_mode: bool | None = None
     device: str | None = None
     """`cuda`, `cpu` …"""
 
@@ -116,11 +112,9 @@ def from_arguments(text: str) -> StartFacts:
         pipeline_parallel=_integer(args.get("pipeline_parallel_size")),
         context_parallel=_integer(args.get("prefill_context_parallel_size")),
         data_parallel=_integer(args.get("data_parallel_size")),
-        api_servers=_integer(args.get("api_server_count")),
         enforce_eager=_boolean(args.get("enforce_eager")),
         jit_monitor_mode=_word(args.get("jit_monitor_mode")),
         jit_monitor_verbose=_boolean(args.get("jit_monitor_verbose")),
-        iteration_details=_boolean(args.get("enable_logging_iteration_details")),
         prefix_caching=_boolean(args.get("enable_prefix_caching")),
         kv_cache_memory_bytes=_integer(args.get("kv_cache_memory_bytes")),
         draft_tokens=_nested(args.get("speculative_config"), "'num_speculative_tokens'", ": "),
@@ -150,7 +144,6 @@ def from_config(text: str) -> StartFacts:
         jit_monitor_mode=_word(observability.get("jit_monitor_mode")),
         jit_monitor_verbose=_boolean(observability.get("jit_monitor_verbose")),
         jit_warmup=_boolean(dict(_arguments(config.get("kernel_config"))).get("enable_jit_warmup")),
-        iteration_details=_boolean(observability.get("enable_logging_iteration_details")),
         prefix_caching=_boolean(config.get("enable_prefix_caching")),
         device=_word(config.get("device_config")),
     )

@@ -8,11 +8,9 @@ _ARGUMENTS = "non-default args: "
 _CONFIG = "Initializing a V1 LLM engine "
 _BUDGET = "Chunked prefill is enabled with max_num_batched_tokens="
 _LENGTH = "Using max model len "
-_ASYNC = "Asynchronous scheduling is "
 _KV = " KV cache size: "
 _EAGER = ("Cudagraph is disabled under eager mode", "Enforce eager set, disabling ")
 _RESERVED = "Initial free memory "
-_DEV_MODE = "SECURITY WARNING: Development endpoints are enabled"
 
 
 def starting(message: Message) -> Started | None:
@@ -30,15 +28,11 @@ def _told(text: str) -> StartFacts | None:
         return StartFacts(max_num_batched_tokens=_count(text[len(_BUDGET) :]))
     if text.startswith(_LENGTH):
         return StartFacts(max_model_len=_count(text[len(_LENGTH) :]))
-    if text.startswith(_ASYNC):
-        return StartFacts(async_scheduling=text[len(_ASYNC) :].startswith("enabled"))
     if text.startswith(_EAGER):
         off = False if "JIT kernel warmup" in text[:120] else None
         return StartFacts(enforce_eager=True, jit_warmup=off)
     if text.startswith(_RESERVED) and "kv_cache_memory_bytes" in text[:300]:
         return StartFacts(memory_profiled=False)
-    if text.startswith(_DEV_MODE):
-        return StartFacts(dev_mode=True)
     at = text.find(_KV, 0, 40)
     if at > 0 and text[:at].isalnum():  # `GPU`, `CPU`, another device's name
         return StartFacts(kv_cache_tokens=_count(text[at + len(_KV) :]))
