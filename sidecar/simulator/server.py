@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, TextIO
 
@@ -42,7 +42,8 @@ class Simulator:
     """Made by `simulator(...)`. While the engine is dead its port is still its own, bound and not
     listened on: connections are refused, and nobody else can take it.
 
-    uvicorn's HTTP protocol is used without its Server, which can't stop listening and begin again.
+    uvicorn's HTTP protocol is used without its Server, which can't stop listening and begin again,
+    and without asyncio's, which leaves open what it accepts in the moment in which it is closed.
     """
 
     def __init__(
@@ -58,7 +59,6 @@ class Simulator:
         self._log = log
         self._socket = _reserve(host, port)
         self.port: int = self._socket.getsockname()[1]
-        self._server: asyncio.Server | None = None
         self._state = ServerState()
         self._starting: anyio.CancelScope | None = None
         self._opened = anyio.Event()
@@ -91,13 +91,11 @@ class Simulator:
         if self.life is not None:
             self.life.driver.close()
             self.life = None
-        self._opened = _unset(self._opened)
-        self._died.set()
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+            asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
             self._socket = _reserve(self._host, self.port)
+        self._opened = _unset(self._opened)
+        self._died.set()
         for connection in list(self._state.connections):
             _reset(connection)
 
@@ -144,13 +142,13 @@ class Simulator:
             life = Life(
                 self.profile, self.faults, log, number=self.lives, die=self.die, cut=self.cut
             )
-            await self._listen(life)
+            self._listen(life)
             self.life = life
             self._died = _unset(self._died)
             log.ready(self._host)
             self._opened.set()
 
-    async def _listen(self, life: Life) -> None:
+    def _listen(self, life: Life) -> None:
         config = uvicorn.Config(
             App(life, self.turn),
             log_config=None,
@@ -161,26 +159,31 @@ class Simulator:
             date_header=False,
         )
         config.load()
-        self._state = ServerState()
+        self._state = state = ServerState()
 
-        def connect() -> asyncio.Protocol:
+        def connection() -> asyncio.Protocol:
             return _Connection(
-                lambda: self._server is not server,
-                config=config,
-                server_state=self._state,
-                app_state={},
+                lambda: self.life is not life, config=config, server_state=state, app_state={}
             )
 
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            connect, sock=self._socket, backlog=BACKLOG, start_serving=False
-        )
-        self._server = server
-        await server.start_serving()
+        self._socket.listen(BACKLOG)
+        asyncio.get_running_loop().add_reader(self._socket, self._accept, connection)
+
+    def _accept(self, connection: Callable[[], asyncio.Protocol]) -> None:
+        """All who wait."""
+        with suppress(OSError):
+            while True:
+                accepted, _ = self._socket.accept()
+                accepted.setblocking(False)
+                self._group.start_soon(_connect, accepted, connection)
+
+
+async def _connect(accepted: socket.socket, connection: Callable[[], asyncio.Protocol]) -> None:
+    await asyncio.get_running_loop().connect_accepted_socket(connection, accepted)
 
 
 class _Connection(HttpToolsProtocol):
-    """One that was accepted when the process died, and is made only now, is reset like the others:
+    """One that was accepted before the process died and is made after it is reset like the others:
     else the dead would answer."""
 
     def __init__(self, is_late: Callable[[], bool], **given: Any) -> None:
