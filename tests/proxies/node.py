@@ -2,14 +2,13 @@
 
 import json
 import signal
-import socket
 import sys
 import time
 import urllib.request
 from pathlib import Path
 from typing import Any, Self
 
-from tests.live.process import Process
+from tests.live.process import Process, free_port
 from tests.live.sidecar import Sidecar
 from tests.proxies.proxy import Backend
 from tests.proxies.users import MARK
@@ -32,18 +31,11 @@ RULES = """
 _LIMIT_S = 60.0
 
 
-def shared_port() -> int:
-    """A free port that is the same at every address of loopback."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-
-
 class Engine:
     """`vllm-warmup sim`, cold in two ways for `cold_s` each; a life's log is its own file."""
 
     def __init__(self, folder: Path, *, host: str = "127.0.0.1", cold_s: float) -> None:
-        self.address = f"{host}:{shared_port()}"
+        self.address = f"{host}:{free_port()}"
         self.lives = 0
         self._folder = folder
         self._host = host
@@ -103,7 +95,7 @@ class Node:
         self, folder: Path, *, host: str = "127.0.0.1", port: int | None = None, cold_s: float
     ) -> None:
         folder.mkdir(exist_ok=True)
-        port = port or shared_port()
+        port = port or free_port()
         self.engine = Engine(folder, host=host, cold_s=cold_s)
         self.sidecar = Sidecar(self.engine.url, folder, SHAPES, host=host, port=port)
         self.backend = Backend(self.engine.address, f"{host}:{port}")
@@ -114,12 +106,7 @@ class Node:
 
     def wait_open(self, limit_s: float = _LIMIT_S) -> float:
         """When the gate was seen open, by `time.monotonic`; it may be open a moment longer."""
-        ready: dict[str, Any] = {}
-        until = time.monotonic() + limit_s
-        while not ready.get("ready"):
-            assert time.monotonic() < until, f"not open after {limit_s:.0f} s: {ready}"
-            time.sleep(0.02)
-            ready = self.sidecar.ready() or {}
+        self.sidecar.wait_for("ready", limit_s)
         return time.monotonic()
 
     def wait_shut(self, limit_s: float = 10.0) -> None:

@@ -2,6 +2,7 @@
 addresses are filled in that the files themselves name as the operator's to change."""
 
 import os
+import re
 import shutil
 import time
 import urllib.error
@@ -19,7 +20,7 @@ HAPROXY, NGINX, CADDY = "haproxy", "nginx", "caddy"
 ALL = (HAPROXY, NGINX, CADDY)
 
 SHUT = 503
-_START_LIMIT_S = 20.0
+_START_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +171,12 @@ class Proxy:
         """The repository's own file; a copy where it has to be changed."""
         original = FOLDER / name
         text = original.read_text()
-        for old, new in changes.items():
-            assert old in text, f"{name} has no {old!r} any more"
-            text = text.replace(old, new)
-        if text == original.read_text():
+        if not changes:
             return original
+        for old in changes:
+            assert old in text, f"{name} has no {old!r} any more"
+        # All at once: a port that was put in may have the digits of one that is to be changed.
+        some = re.compile("|".join(map(re.escape, changes)))
         copy = self._folder / name
-        copy.write_text(text)
+        copy.write_text(some.sub(lambda found: changes[found[0]], text))
         return copy

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.live.process import free_port
 from tests.proxies.front import Crowd, Front
-from tests.proxies.node import Node, shared_port
+from tests.proxies.node import Node
 from tests.proxies.proxy import FOLDER, SHUT, Backend
 
 pytestmark = pytest.mark.timeout(150)
@@ -30,7 +31,7 @@ class Pair:
 def pair(proxies: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """On two addresses of loopback: Caddy asks all gates at one port."""
     folder = tmp_path_factory.mktemp("pair")
-    port = shared_port()
+    port = free_port()
     with (
         Node(folder / "one", port=port, cold_s=0.8) as one,
         Node(folder / "two", host="127.0.0.2", port=port, cold_s=0.8) as two,

@@ -38,6 +38,8 @@ class Asked:
     is_whole: bool
     """The stream came to its end."""
     retry_after: str | None = None
+    trouble: str | None = None
+    """What cut it off."""
 
     @property
     def is_served(self) -> bool:
@@ -153,13 +155,14 @@ class Users:
         try:
             async with asyncio.timeout(_LIMIT_S):
                 await self._exchange(name, seen)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError):
-            pass  # what came until then stands in `seen`
+        except (OSError, asyncio.IncompleteReadError, ValueError) as problem:
+            seen.trouble = repr(problem)  # what came until then stands there too
         finally:
             self._under_way -= 1
         first = None if seen.first_at is None else seen.first_at - began
         asked = Asked(
-            name, began, time.monotonic(), seen.status, first, seen.is_whole, seen.retry_after
+            *(name, began, time.monotonic(), seen.status, first, seen.is_whole),
+            *(seen.retry_after, seen.trouble),
         )
         self._asked.append(asked)
         return asked
@@ -176,7 +179,10 @@ class Users:
         try:
             writer.write(head.encode() + body)
             await writer.drain()
-            seen.status = int((await reader.readline()).split()[1])
+            first_line = await reader.readline()
+            if not first_line:
+                raise ConnectionResetError("closed before a status line")
+            seen.status = int(first_line.split()[1])
             while (line := await reader.readline()) not in (b"\r\n", b""):
                 field, _, value = line.decode("latin-1").partition(":")
                 if field.lower() == "retry-after":
@@ -185,8 +191,6 @@ class Users:
                 if line.startswith(b"data: {") and seen.first_at is None:
                     seen.first_at = time.monotonic()
                 seen.is_whole = seen.is_whole or line.startswith(b"data: [DONE]")
-        except IndexError:
-            pass  # closed before a status line
         finally:
             writer.close()
 
@@ -197,6 +201,7 @@ class _Seen:
     first_at: float | None = None
     is_whole: bool = False
     retry_after: str | None = None
+    trouble: str | None = None
 
 
 def p99(asked: Iterable[Asked]) -> float:
