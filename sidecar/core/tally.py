@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
 
-from sidecar.core.grid.cells import Gait, Look
+from sidecar.core.grid.cells import Gait
 from sidecar.core.judge.attribution import named
 from sidecar.core.judge.failures import EXECUTE_MODEL_TIMEOUT_S
 from sidecar.core.judge.verdict import Judged
@@ -153,7 +153,9 @@ class Totals:
             waves=_one_more(self.waves, outcome_of(judged)),
             requests=requests,
             prompt_tokens=self.prompt_tokens
-            + sum(_prompt(r, wave.look) for r in wave.results)
+            + sum(
+                _prompt(r, wave.look.cell.prompt_tokens_of(i)) for i, r in enumerate(wave.results)
+            )
             + sum(r.prompt_tokens or 0 for r in (*plug, *wave.primes)),
             output_tokens=self.output_tokens + sum(_output(r) for r in sent),
         )
@@ -173,11 +175,11 @@ def _one_more(counts: Mapping[WaveOutcome, int], outcome: WaveOutcome) -> Mappin
     return {**counts, outcome: counts.get(outcome, 0) + 1}
 
 
-def _prompt(result: Result, look: Look) -> int:
+def _prompt(result: Result, declared: int) -> int:
     """Usage says it; a stream that broke after its first token had its whole prompt computed."""
     if result.prompt_tokens is not None:
         return result.prompt_tokens
-    return look.cell.prompt_tokens if result.token_s else 0
+    return declared if result.token_s else 0
 
 
 def _output(result: Result) -> int:

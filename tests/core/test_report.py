@@ -206,8 +206,7 @@ def test_json_holds_no_surprise_for_scripts():
     assert body["verdict"]["cells"][1]["figures"][0]["first_f_s"] == 3.5
 
 
-def judged(results, **kind):
-    look = Look(Cell(2, 100, 4), Gait.LED)
+def judged(results, look=Look(Cell(2, 100, 4), Gait.LED), **kind):
     wave = WaveResult(look, tuple(results), 0.0, 1.0, 0.0, plug=kind.pop("plug", None))
     valid = {"valid": True, "invalid_because": (), "shown": True, "foreign": False, "failed": None}
     return Judged(wave=wave, **{**valid, **kind})
@@ -230,14 +229,16 @@ def test_totals_count_every_request_that_was_sent():
     unheard = result(Outcome.TIMEOUT, prompt=None, output=None, tokens=0)
     totals = Totals().with_wave(judged([result(), result()], plug=plug))
     totals = totals.with_wave(judged([broken, unheard], failed="cut off", valid=False))
+    mixed = Look(Cell(1, 100, 4, arriving_tokens=700), Gait.MIXED)
+    totals = totals.with_wave(judged([broken, broken], mixed, failed="cut off", valid=False))
     totals = totals.with_cancelled().with_boot().with_passes(2)
     assert totals == Totals(
         boots=1,
         passes=2,
-        waves={WaveOutcome.VALID: 1, WaveOutcome.FAILED: 1, WaveOutcome.CANCELLED: 1},
-        requests={Outcome.OK: 3, Outcome.BROKEN: 1, Outcome.TIMEOUT: 1},
-        prompt_tokens=100 + 100 + 2048 + 100,
-        output_tokens=4 + 4 + 1 + 3,
+        waves={WaveOutcome.VALID: 1, WaveOutcome.FAILED: 2, WaveOutcome.CANCELLED: 1},
+        requests={Outcome.OK: 3, Outcome.BROKEN: 3, Outcome.TIMEOUT: 1},
+        prompt_tokens=100 + 100 + 2048 + 100 + 100 + 700,
+        output_tokens=4 + 4 + 1 + 3 + 3 + 3,
     )
 
 
