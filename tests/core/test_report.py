@@ -206,7 +206,10 @@ def test_json_holds_no_surprise_for_scripts():
     assert body["verdict"]["cells"][1]["figures"][0]["first_f_s"] == 3.5
 
 
-def judged(results, look=Look(Cell(2, 100, 4), Gait.LED), **kind):
+LED = Look(Cell(2, 100, 4), Gait.LED)
+
+
+def judged(results, look=LED, **kind):
     wave = WaveResult(look, tuple(results), 0.0, 1.0, 0.0, plug=kind.pop("plug", None))
     valid = {"valid": True, "invalid_because": (), "shown": True, "foreign": False, "failed": None}
     return Judged(wave=wave, **{**valid, **kind})
