@@ -8,7 +8,7 @@ from typing import Self
 
 EVENT = b'data: {"choices":[{"index":0,"text":"x"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 
 
 class Fake:

@@ -6,8 +6,9 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from tests.proxies.proxy import Backend, Proxy
-from tests.proxies.users import Users
+from tests.live.sidecar import Sidecar
+from tests.proxies.proxy import SHUT, Backend, Proxy
+from tests.proxies.users import Asked, Users
 
 
 class _Together(ExitStack):
@@ -42,6 +43,19 @@ class Front(_Together):
 
     def users(self) -> "Crowd":
         return Crowd([Users(proxy.url, name=proxy.name) for proxy in self.proxies])
+
+
+def unexcused(crowd: "Crowd", *sidecars: Sidecar, since: float = 0.0) -> list[Asked]:
+    """Requests that were not served. Where a machine that stands still holds a sidecar up for three
+    seconds, its gate is shut until it has looked again: who comes then is told to come later."""
+    is_held_up = any("held up" in sidecar.log for sidecar in sidecars)
+    return [
+        asked
+        for users in crowd.of
+        for asked in users.unserved
+        if asked.began > since
+        and not (is_held_up and (asked.status, asked.retry_after) == (SHUT, "10"))
+    ]
 
 
 class Crowd(_Together):

@@ -15,7 +15,7 @@ from tests.live.process import free_port
 from tests.proxies.fakes import Fake
 from tests.proxies.proxy import ALL, CADDY, FOLDER, HAPROXY, NGINX, SHUT, Backend, Proxy, program
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 PATH = "/v1/completions"
 BODY = b'{"prompt": "x", "stream": true}'
@@ -34,7 +34,7 @@ class Door:
 
 def post(url: str, path: str = PATH, body: bytes = BODY) -> httpx.Response:
     """Over a connection of its own. Raises httpx.TransportError where it closes or is refused."""
-    with httpx.Client(trust_env=False, timeout=30) as client:
+    with httpx.Client(trust_env=False, timeout=120) as client:
         return client.post(url + path, content=body)
 
 
@@ -82,7 +82,7 @@ def test_stream_passes_at_once_and_outlives_the_gate(door: Door) -> None:
     newcomers out and lets that user be served to the end."""
     door.fake.go_on.clear()
     with (
-        httpx.Client(trust_env=False, timeout=30) as client,
+        httpx.Client(trust_env=False, timeout=120) as client,
         client.stream("POST", door.proxy.url + PATH, content=BODY) as answer,
     ):
         lines = answer.iter_lines()
@@ -109,7 +109,7 @@ def test_only_users_paths_pass(door: Door) -> None:
 
 def test_each_request_has_its_own_connection(door: Door) -> None:
     """No POST is sent down a kept connection that the engine may be closing just then."""
-    with httpx.Client(trust_env=False, timeout=30) as client:
+    with httpx.Client(trust_env=False, timeout=120) as client:
         for _ in range(5):
             assert client.post(door.proxy.url + PATH, content=BODY).status_code == 200
     assert len(set(door.fake.origins)) == 5
@@ -118,7 +118,7 @@ def test_each_request_has_its_own_connection(door: Door) -> None:
 @pytest.mark.parametrize("name", [HAPROXY], indirect=True)
 def test_haproxy_tells_prometheus_who_is_in(door: Door) -> None:
     """Its own figures say of each engine whether its gate lets users in."""
-    page = httpx.get(f"http://{door.proxy.stats}/metrics", trust_env=False, timeout=10).text
+    page = httpx.get(f"http://{door.proxy.stats}/metrics", trust_env=False, timeout=60).text
     assert 'haproxy_server_status{proxy="engines",server="engine-1",state="UP"} 1' in page
 
 
@@ -144,6 +144,8 @@ def test_proxy_that_starts_sends_nobody_into_the_cold(name: str, tmp_path: Path)
         try:
             with proxy:
                 proxy.wait_status(SHUT)
+                while not statuses and any(user.is_alive() for user in users):
+                    time.sleep(0.02)
                 stop.set()
                 for user in users:
                     user.join()
@@ -203,7 +205,7 @@ def test_files_are_good_as_they_stand(command: str, proxies: tuple[str, ...]) ->
         env={"PATH": os.environ["PATH"], "HOME": "/nonexistent"},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=90,
         check=False,
     )
     assert checked.returncode == 0, checked.stderr

@@ -6,32 +6,37 @@ from pathlib import Path
 
 import pytest
 
+from tests.live.standstill import Standstill
 from tests.proxies.front import Front
 from tests.proxies.node import Engine, Node
 from tests.proxies.proxy import SHUT, Backend
 from tests.proxies.users import Asked, Users, p99, worst
 
-COLD_S = 2.0
+COLD_S = 3.0
 """What each of the engine's two cold shapes costs, once a life."""
-BOUND_S = COLD_S / 2
-"""A first token below it has not paid; two busy cores may well take a few tenths longer."""
+BOUND_S = 0.9 * COLD_S
+"""A first token below it has not paid: who comes while another pays waits for a part of it, but
+that other one for all. Two busy cores may well take a second longer for it."""
 BACK_AFTER_S = 6.0
 """From the engine's death to its open port. A vLLM takes 10 s and more."""
 ENOUGH = 60
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(400)
 
 
-def judge(name: str, when: str, served: list[Asked]) -> None:
+def judge(name: str, when: str, served: list[Asked], standstill: Standstill) -> None:
     """All first tokens of one open gate against the warm ones, those of the later half."""
     warm = p99(sorted(served, key=lambda one: one.began)[len(served) // 2 :])
-    slowest = worst(served)
+    firsts = [(one.began, one.ttft_s) for one in served if one.ttft_s is not None]
+    slowest = max(ttft_s - standstill.lost_s(began, began + ttft_s) for began, ttft_s in firsts)
     told = f"{name} {when}: {len(served)} served, slowest {slowest:.3f} s, warm p99 {warm:.3f} s"
     print(told)
     assert slowest <= max(1.5 * warm, BOUND_S), told
 
 
-def test_no_user_pays_before_or_after_a_crash(proxies: tuple[str, ...], tmp_path: Path) -> None:
+def test_no_user_pays_before_or_after_a_crash(
+    proxies: tuple[str, ...], tmp_path: Path, standstill: Standstill
+) -> None:
     """Users who send all the while meet a shut door or a warm engine, in its next life too."""
     with (
         Node(tmp_path / "node", cold_s=COLD_S) as node,
@@ -53,8 +58,8 @@ def test_no_user_pays_before_or_after_a_crash(proxies: tuple[str, ...], tmp_path
         assert_nobody_paid(node.engine)
     for users in crowd.of:
         before = [one for one in users.served_since(first) if one.ended < killed]
-        judge(users.name, "after the start", before)
-        judge(users.name, "after the crash", users.served_since(second))
+        judge(users.name, "after the start", before, standstill)
+        judge(users.name, "after the crash", users.served_since(second), standstill)
         assert_told_to_come_again(users, killed, second)
 
 
@@ -68,13 +73,18 @@ def assert_nobody_paid(engine: Engine) -> None:
 
 def assert_told_to_come_again(users: Users, killed: float, reopened: float) -> None:
     """Who was not served, and had nothing under way at the engine when it died, was answered 503
-    with Retry-After. A gate is shut two seconds after the death; Caddy tells by then, too late for
-    who came in between, that it could not connect."""
-    in_between = killed + 3.0
+    with Retry-After, from the first on who was: until the proxy has noticed, two or three seconds
+    after the death, Caddy tells, too late for who comes then, that it could not connect."""
+
+    def is_told(one: Asked) -> bool:
+        return (one.status, one.retry_after) == (SHUT, "10")
+
+    told = [one for one in users.asked if one.began > killed and is_told(one)]
+    assert told, "nobody was told"
+    noticed = min(one.ended for one in told)
+    assert noticed < reopened
     for one in users.unserved:
-        if not (one.began <= in_between and one.ended >= killed):
-            assert (one.status, one.retry_after) == (SHUT, "10"), one
-    assert [a for a in users.asked if a.began > in_between and a.ended < reopened], "nobody came"
+        assert is_told(one) or (one.began <= noticed and one.ended >= killed), one
 
 
 def test_without_the_sidecar_users_pay(proxies: tuple[str, ...], tmp_path: Path) -> None:
@@ -94,6 +104,6 @@ def test_without_the_sidecar_users_pay(proxies: tuple[str, ...], tmp_path: Path)
                 assert_nobody_paid(engine)
     finally:
         engine.end()
-    for users in crowd.of:
-        with pytest.raises(AssertionError, match="warm p99"):
-            judge(users.name, "without the sidecar", users.served_since(began))
+    slowest = {users.name: worst(users.served_since(began)) for users in crowd.of}
+    print(f"without the sidecar: slowest {slowest}")
+    assert max(slowest.values()) > BOUND_S
