@@ -122,19 +122,21 @@ class Site:
 
     def wait_refused(self) -> float:
         """A user is told when to come again; the moment from which on everybody must be."""
-
-        def is_so() -> bool:
-            try:
-                urllib.request.urlopen(f"{self.url('proxy', 8080)}/v1/models", timeout=20).close()
-            except urllib.error.HTTPError as problem:
-                with problem:
-                    return problem.code == 503 and problem.headers["Retry-After"] == "10"
-            except OSError:
-                pass
-            return False
-
-        wait_until("the proxy answers 503 with Retry-After", is_so, 60)
+        wait_until("the proxy says when", lambda: self.answer() == (503, "10"), 60)
         return time.monotonic()
+
+    def answer(self) -> tuple[int, str | None] | None:
+        """Status and Retry-After of the proxy; None while it gives none."""
+        url = f"{self.url('proxy', 8080)}/v1/models"
+        try:
+            try:
+                answer = urllib.request.urlopen(url, timeout=20)
+            except urllib.error.HTTPError as problem:
+                answer = problem
+            with answer:
+                return answer.status, answer.headers["Retry-After"]
+        except OSError:
+            return None
 
     def assert_nobody_paid(self) -> None:
         """By the books and the access log of this life of the engine."""
@@ -157,7 +159,7 @@ def site(
     docker: Docker, image: str, folder: Path, *blocks: str, proxy: str, file: str, pod: bool
 ) -> Iterator[Site]:
     """A user's compose.yaml, the override, the blocks of the page, and what is the test's: each a
-    file. Returns when `up` does."""
+    file. Returns once the proxy answers, whatever it answers."""
     (folder / "rules.yaml").write_text(RULES.format(cold_s=COLD_S))
     (folder / "shapes.yaml").write_text(SHAPES)
     engine, sidecar = ("pod", "pod") if pod else ("vllm", "warmup")
@@ -169,7 +171,9 @@ def site(
         project.add("compose.override.yaml", f"deploy/proxy/{file}")
         project.set(COMPOSE_FILE=":".join(("compose.yaml", "compose.override.yaml", *names)))
         project("up", "--detach", "--quiet-pull")
-        yield Site(project, engine, sidecar)
+        this = Site(project, engine, sidecar)
+        wait_until("the proxy answers", lambda: this.answer() is not None, 60)
+        yield this
 
 
 def survive_a_crash(this: Site, users: Users) -> None:
