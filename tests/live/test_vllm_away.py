@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.live.sidecar import Sidecar, vllm_warmup
+from tests.live.standstill import Standstill
 from tests.live.user import counter
 from tests.live.vllm import Installation, VllmServer
 
@@ -71,20 +72,22 @@ def sent(engine: VllmServer) -> float:
         ("/pause?mode=keep", "/resume", "paused (/pause)"),
     ],
 )
-def test_away_and_back(pair: Pair, away: str, back: str, reason: str) -> None:
+def test_away_and_back(
+    pair: Pair, away: str, back: str, reason: str, standstill: Standstill
+) -> None:
     """/health goes on saying 200; the gate is shut, with the reason, and the return is warmed."""
     before = pair.sidecar.wait_for("ready")
     post(pair.engine.url + away)
     went_at = time.monotonic()
     pair.sidecar.wait_until(
-        "it says why", lambda: any(reason in r for r in pair.sidecar.reasons()), 10
+        "it says why", lambda: any(reason in r for r in pair.sidecar.reasons()), 30
     )
-    assert time.monotonic() - went_at < 5
+    assert time.monotonic() - went_at < 5 + standstill.lost_since_s(went_at)
     count = sent(pair.engine)
     time.sleep(3)
     assert sent(pair.engine) == count, "nothing is sent to an engine that is away"
     post(pair.engine.url + back)
-    after = pair.sidecar.wait_for("ready", limit_s=120)
+    after = pair.sidecar.wait_for("ready", limit_s=300)
     assert sent(pair.engine) > count
     assert (after["proven"], after["boot"]["number"]) == (True, before["boot"]["number"]), after
     assert after["boot"]["nonce"] != before["boot"]["nonce"]
@@ -97,11 +100,9 @@ def test_a_server_killed_in_a_wave_is_remembered_with_the_cell(
     engine = VllmServer(vllm_installation, tmp_path, flags=("--max-num-batched-tokens", "2048"))
     log = f"file://{engine.log_path}"
     with engine, Sidecar(engine.url, tmp_path, LONG, WARMUP_LOG=log) as sidecar:
-        in_flight = sidecar.state_dir / "in-flight.json"
 
         def is_sent() -> bool:
-            text = in_flight.read_text() if in_flight.exists() else ""
-            return "-c8-" in text and '"lost":false' in text and sidecar.is_sending()
+            return "-c8-" in sidecar.in_flight
 
         sidecar.wait_until("its long wave is in flight", is_sent, 120)
         sidecar.end(signal.SIGKILL)
@@ -109,7 +110,6 @@ def test_a_server_killed_in_a_wave_is_remembered_with_the_cell(
         sidecar.wait_until("the same boot is warmed on", is_sent, 120)
         assert not (sidecar.state_dir / "deaths.json").exists(), "the sidecar alone was killed"
         engine.kill()
-        sidecar.wait_until("it is shut", lambda: bool(sidecar.reasons()), 10)
         engine.start()
         sidecar.wait_until(
             "the cell is held back",
@@ -120,9 +120,8 @@ def test_a_server_killed_in_a_wave_is_remembered_with_the_cell(
         assert "-c8-p64-o4000 is held back" in show.out
         done = vllm_warmup("state", "clear", WARMUP_STATE_DIR=str(sidecar.state_dir))
         assert (done.code, "cleared" in done.out) == (0, True)
-        sidecar.wait_until("it is sent again", is_sent, 60)
+        sidecar.wait_until("it is sent again", is_sent, 120)
         engine.stop()
-        sidecar.wait_until("it is shut", lambda: bool(sidecar.reasons()), 10)
         engine.start()
         sidecar.wait_until("a server that was stopped did not die of it", is_sent, 120)
         assert not (sidecar.state_dir / "deaths.json").exists()
