@@ -5,8 +5,6 @@ unless it is hot and told not to; so the variants here choose how to sample. A s
 none of them.
 """
 
-import re
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.live.sidecar import vllm_warmup
+from tests.live.user import counter
 from tests.live.vllm import Installation, VllmServer
 
 SPECULATION = (
@@ -51,11 +50,7 @@ def speculating_vllm(
 
 
 def accepted_tokens(server: VllmServer) -> float:
-    with urllib.request.urlopen(f"{server.url}/metrics") as answer:
-        page = answer.read().decode()
-    found = re.search(r"^vllm:spec_decode_num_accepted_tokens_total\{.*\} (\S+)$", page, re.M)
-    assert found
-    return float(found[1])
+    return counter(server.url, "vllm:spec_decode_num_accepted_tokens_total")
 
 
 def warmed(server: VllmServer, folder: Path, variant: str, drafts: str) -> dict[str, Any]:
@@ -63,7 +58,7 @@ def warmed(server: VllmServer, folder: Path, variant: str, drafts: str) -> dict[
     shapes = folder / f"{variant}-{drafts}.yaml"
     shapes.write_text(SHAPES.replace("VARIANT", variant).replace("DRAFTS", drafts))
     done = vllm_warmup(
-        *("once", "--json", "--engine-url", server.url, "--shapes", str(shapes)), limit_s=240
+        *("once", "--json", "--engine-url", server.url, "--shapes", str(shapes)), limit_s=500
     )
     assert done.code == 0, done.err
     return dict(done.json)

@@ -1,14 +1,14 @@
 """Special cells beside a real server: its own counters and step lines say that they were real."""
 
 import re
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.live.sidecar import Sidecar
+from tests.live.sidecar import NO_MONITOR, Sidecar, assert_heard
+from tests.live.user import counter
 from tests.live.vllm import Installation, VllmServer
 
 FLAGS = (
@@ -32,6 +32,7 @@ engine: {capture_sizes: [1, 2, 4, 8], max_num_seqs: 6}
 converge: {floor_s: 0.3}
 on_unproven: closed
 """
+HITS_COUNTED = "vllm:prefix_cache_hits_total"
 HITS = {"completions-c2-p700-o16-hit480": 2 * 480, "chat-c1-p400-o16-hit288": 288}
 """By cell, the tokens that each of its waves finds in the cache: whole blocks of 32."""
 
@@ -46,12 +47,6 @@ def telling_vllm(
         yield server
 
 
-def counter(url: str, name: str) -> float:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
-        page = answer.read().decode()
-    return sum(float(n) for n in re.findall(rf"^vllm:{name}\{{.*\}} (\S+)$", page, re.MULTILINE))
-
-
 def waves_of(status: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """By cell, its waves; every cell is warm but the one that passed first."""
     verdicts = {cell["id"]: cell["verdict"] for cell in status["cells"]}
@@ -63,17 +58,17 @@ def test_special_cells_are_proven(telling_vllm: VllmServer, tmp_path: Path) -> N
     """Every kind becomes warm; the cache's hits are those of the declared prefixes and of nothing
     else; the arriving prompt's steps held three decodes; the crossings were as long as said."""
     log = f"file://{telling_vllm.log_path}"
-    before = counter(telling_vllm.url, "prefix_cache_hits_total")
+    before = counter(telling_vllm.url, HITS_COUNTED)
     with Sidecar(telling_vllm.url, tmp_path, SHAPES, WARMUP_LOG=log) as sidecar:
-        sidecar.wait_for("ready", limit_s=300)
+        sidecar.wait_for("ready", limit_s=600)
         status: dict[str, Any] = sidecar.get("/status") or {}
     waves = waves_of(status)
     around = (1023, 1025, 1537, 2047, 2049, 2561)
     assert {f"completions-c1-p{n}-o4" for n in around} < set(waves)
     assert set(HITS) < set(waves)
     hits = sum(tokens * len(waves[id_]) for id_, tokens in HITS.items())
-    assert counter(telling_vllm.url, "prefix_cache_hits_total") - before == hits
-    assert {w["window"] for own in waves.values() for w in own} == {"complete"}
+    assert counter(telling_vllm.url, HITS_COUNTED) - before == hits
+    assert_heard(status, NO_MONITOR)
     (mixed,) = [own for id_, own in waves.items() if "arriving" in id_]
     shown = [wave for wave in mixed if wave["shown"]]
     assert len(shown) >= 2
@@ -89,7 +84,7 @@ def test_each_captured_size_decodes_once(telling_vllm: VllmServer, tmp_path: Pat
     """By the operator's list, for no graph is captured on a CPU, and without a log: by the streams
     alone each batch is shown to have decoded together."""
     with Sidecar(telling_vllm.url, tmp_path, GRAPHS) as sidecar:
-        sidecar.wait_for("ready", limit_s=300)
+        sidecar.wait_for("ready", limit_s=600)
         waves = waves_of(sidecar.get("/status") or {})
     sizes = {"completions-c1-p16-o2-graph", *(f"completions-c{n}-p16-o9-graph" for n in (2, 4))}
     assert {id_ for id_ in waves if "graph" in id_} == sizes
