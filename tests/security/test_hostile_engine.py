@@ -10,7 +10,7 @@ from sidecar.simulator.server import simulator
 from tests.live.process import free_port
 from tests.service.between import relay, reply
 from tests.service.program import started
-from tests.service.running import WARM
+from tests.service.running import WARM, asking
 
 pytestmark = pytest.mark.programs
 
@@ -52,7 +52,7 @@ async def test_s10_answers_without_end_are_given_up(tmp_path, kind):
         address.answers[path] = answer
         async with (
             started("serve", address.url, tmp_path, PORT=free_port()) as program,
-            httpx.AsyncClient(base_url=program.url, trust_env=False, timeout=30) as http,
+            asking(program.url) as http,
         ):
             seen, most_mb = 0, 0
             with anyio.fail_after(90):

@@ -24,7 +24,7 @@ from tests.core.test_report import REPORT
 from tests.live.process import free_port
 from tests.service.between import relay, reply
 from tests.service.program import started
-from tests.service.running import SHAPES, WARM, serving
+from tests.service.running import SHAPES, WARM, asking, serving
 from tests.service.test_web import NOTHING
 
 pytestmark = pytest.mark.programs
@@ -128,7 +128,7 @@ def test_s5_no_text_of_an_engine_adds_a_sample_to_the_metrics():
 async def pages_of(url):
     """All pages, once the sidecar has tried or waited for a while."""
     told = []
-    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
+    async with asking(url) as http:
         with anyio.fail_after(90):
             while len(told) < 3:
                 try:

@@ -8,7 +8,7 @@ import anyio
 import httpx
 
 from tests.patience import until
-from tests.service.running import SHAPES
+from tests.service.running import SHAPES, asking
 
 LIMIT_S = 60.0
 
@@ -56,7 +56,7 @@ class Program:
             body = answer.json()
             return answer.status_code == status
 
-        async with httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=LIMIT_S) as http:
+        async with asking(self.url) as http:
             await until(is_so, LIMIT_S)
         return body
 

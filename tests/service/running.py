@@ -48,12 +48,19 @@ QUICK = replace(
 )
 
 
+def asking(url):
+    """A client that keeps no connection: where the machine stands still for five seconds, a kept
+    one is closed for its idleness in the moment in which it is used again."""
+    limits = httpx.Limits(max_keepalive_connections=0)
+    return httpx.AsyncClient(base_url=url, trust_env=False, timeout=60, limits=limits)
+
+
 class Sidecar:
     """One running `serve`."""
 
     def __init__(self, port):
         self.url = f"http://127.0.0.1:{port}"
-        self.client = httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=60)
+        self.client = asking(self.url)
 
     async def ready(self):
         return (await self.client.get("/ready")).json()
