@@ -122,6 +122,7 @@ def is_under(name: str, parent: str) -> bool:
     return name == parent or name.startswith(f"{parent}.")
 
 
+@cache
 def layer_of(name: str) -> str | None:
     probe = Module(name, ast.Module([], []), 0)
     return next((layer for layer, (places, _) in LAYERS.items() if probe.is_one_of(places)), None)
