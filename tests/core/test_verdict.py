@@ -589,6 +589,19 @@ def test_opening(costs, open_unproven, is_open, proven):
     assert bool(gate.reasons) is not proven
 
 
+def test_what_was_never_answered_never_opens():
+    """Neither refusals all the way to the end of the budget nor a grid that was not sent at all."""
+    judge = judge_of(ONE)
+    assert not opening(judge.verdict(), open_unproven=True).open
+    for _ in range(3):
+        judge.feed(failing(ONE, status=503))
+    refused = opening(judge.verdict(), open_unproven=True)
+    assert not refused.open
+    assert "HTTP 503" in "; ".join(refused.reasons)
+    judge.feed(led(ONE))
+    assert opening(judge.verdict(), open_unproven=True).open
+
+
 def test_an_empty_grid_never_opens():
     """Readiness never opens on nothing: no cells, no gate, whatever went well beside them."""
     judge = judge_of(first=FIRST, heaviest=HEAVY)

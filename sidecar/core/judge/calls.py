@@ -131,10 +131,12 @@ class Opening:
 def opening(verdict: GridVerdict, *, open_unproven: bool, require_log: bool = False) -> Opening:
     """Whether the gate may open on this verdict (`on_unproven: open|closed`).
 
-    What failed or was seen paying keeps it shut. So does a grid without cells: nothing was shown.
+    What failed or was seen paying keeps it shut. So does a grid of which nothing was shown: it has
+    no cells, or each wave was refused, or the budget ended before the first answer.
     `require_log` (WARMUP_REQUIRE_EVIDENCE=log) keeps it shut where the log was not seen whole.
     """
-    if not any(c.cell.role is Role.GRID for c in verdict.cells):
+    grid = [c for c in verdict.cells if c.cell.role is Role.GRID]
+    if not grid:
         return Opening(
             False, False, ("no cell was warmed: the grid is empty or nothing of it fits",)
         )
@@ -144,6 +146,10 @@ def opening(verdict: GridVerdict, *, open_unproven: bool, require_log: bool = Fa
     if require_log and (missing := log_missing(verdict)) is not None:
         return Opening(False, False, (f"WARMUP_REQUIRE_EVIDENCE=log: {missing}",))
     unproven = [c for c in verdict.cells if c.standing is Standing.UNPROVEN]
+    if not any(f.first_f_s is not None for c in grid for f in c.figures):
+        return Opening(
+            False, False, ("the engine has answered no wave of the grid", *_told(unproven))
+        )
     if unproven:
         return Opening(open_unproven, False, _told(unproven))
     return Opening(True, True, ())
