@@ -149,7 +149,7 @@ async def test_a_wrong_key_is_named_at_once_and_mended_without_restart():
         sim.turn(Knobs(api_key="right"))
         async with serving(sim.url, api_key="wrong") as sidecar:
             body = await sidecar.until(
-                lambda body: any("WARMUP_API_KEY" in r for r in body["reasons"]), limit_s=2.0
+                lambda body: any("WARMUP_API_KEY" in r for r in body["reasons"])
             )
             assert body["state"] == "waiting"
             sim.turn(Knobs(api_key="wrong"))
@@ -159,9 +159,7 @@ async def test_a_wrong_key_is_named_at_once_and_mended_without_restart():
 async def test_an_unknown_model_is_named_with_those_that_there_are():
     """A wrong model name is said at once; nothing is sent to another model."""
     async with simulator(WARM) as sim, serving(sim.url, model="nope") as sidecar:
-        body = await sidecar.until(
-            lambda body: any("nope" in r for r in body["reasons"]), limit_s=2.0
-        )
+        body = await sidecar.until(lambda body: any("nope" in r for r in body["reasons"]))
         assert "sim" in body["reasons"][0]
         assert served(sim) == 0
 
@@ -171,9 +169,7 @@ async def test_an_engine_that_dies_in_a_wave_is_named_with_the_cell():
     async with simulator(WARM) as sim:
         sim.turn(Knobs(oom_above_tokens=1000))
         async with serving(sim.url) as sidecar:
-            body = await sidecar.until(
-                lambda body: any("in flight" in r for r in body["reasons"]), limit_s=5.0
-            )
+            body = await sidecar.until(lambda body: any("in flight" in r for r in body["reasons"]))
             assert body["state"] == "waiting"
             assert any("-high_water" in r for r in body["reasons"])
 
