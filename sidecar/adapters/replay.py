@@ -109,7 +109,9 @@ class Replay:
         return _Order(look, pace, salvo.requests, salvo.primes, plug)
 
     async def _send(self, orders: Sequence[_Order]) -> tuple[WaveResult, ...]:
+        began_s = time.monotonic()
         primed = await self._prime(orders)
+        primed_s = time.monotonic() - began_s
         waves: dict[Look, WaveResult] = {}
         able: list[int] = []
         for i, (order, own) in enumerate(zip(orders, primed, strict=True)):
@@ -117,7 +119,7 @@ class Replay:
             if failed is None:
                 able.append(i)
             else:  # the fault of its rank, and not of the others
-                waves[order.look] = _unsent((order.look,), failed, [own])[0]
+                waves[order.look] = _unsent((order.look,), failed, [own], primed_s)[0]
         if able:
             sent = await self._volley([orders[i] for i in able], [primed[i] for i in able])
             waves |= {wave.look: wave for wave in sent}
@@ -293,17 +295,20 @@ def _no_connection(problem: OSError) -> str:
 
 
 def _unsent(
-    looks: Sequence[Look], failed: Result, primed: Sequence[tuple[Result, ...]] = ()
+    looks: Sequence[Look],
+    failed: Result,
+    primed: Sequence[tuple[Result, ...]] = (),
+    took_s: float = 0.0,
 ) -> tuple[WaveResult, ...]:
-    """Nothing of the waves was let go, because of what became of one request."""
-    now_s = time.monotonic()
+    """Nothing of the waves was let go, because of what became of one request, after so long."""
+    began_s = time.monotonic() - took_s
     return tuple(
         WaveResult(
             look,
             (replace(failed, token_s=()),) * look.cell.requests,
             spread_s=0.0,
-            took_s=0.0,
-            at_s=now_s,
+            took_s=took_s,
+            at_s=began_s,
             primes=primes,
         )
         for look, primes in zip(looks, primed or [()] * len(looks), strict=True)

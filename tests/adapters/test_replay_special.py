@@ -70,13 +70,21 @@ async def test_a_prime_has_the_salt_and_the_start_of_its_request() -> None:
 
 
 async def test_where_a_prefix_fails_nothing_else_is_sent() -> None:
-    """The wave has failed as its prime has, with the engine's words."""
-    async with running({"/v1/completions": answer(400, {"error": {"message": "no"}})}) as stub:
+    """The wave has failed as its prime has, with the engine's words, and took as long as that: what
+    fails late may have compiled."""
+    refusal = answer(400, {"error": {"message": "no"}})
+
+    async def late(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.2)
+        await refusal(asked, writer)
+
+    async with running({"/v1/completions": late}) as stub:
         wave = await run(stub, Cell(2, 50, 4, prefix_tokens=32))
         assert len(stub.of("/v1/completions")) == 1
     assert [(r.outcome, r.status, r.message) for r in wave.results] == [
         (Outcome.HTTP_ERROR, 400, "no")
     ] * 2
+    assert wave.took_s >= 0.2
 
 
 async def test_a_rank_whose_prefix_fails_is_the_only_one_that_fails() -> None:
