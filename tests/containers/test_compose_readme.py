@@ -1,4 +1,4 @@
-"""The blocks of deploy/compose/README.md, run as they stand there."""
+"""The blocks of README.md and deploy/compose/README.md, run as they stand there."""
 
 import re
 import shutil
@@ -6,8 +6,9 @@ from pathlib import Path
 
 from tests.containers.conftest import ROOT
 from tests.containers.docker import Docker
-from tests.containers.project import made
+from tests.containers.project import VLLM, made, opened, started
 
+README = (ROOT / "README.md").read_text()
 PAGE = (ROOT / "deploy" / "compose" / "README.md").read_text()
 BLOCKS = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 NAME = "vllm-warmup-sidecar:0.1.0"
@@ -17,6 +18,29 @@ def block(word: str) -> str:
     """The one block of the page that has this word."""
     (text,) = (text for text in BLOCKS if word in text)
     return str(text)
+
+
+WEB = """
+  web:
+    image: ${TEST_IMAGE}
+    entrypoint: [sleep, infinity]
+    healthcheck: {disable: true}
+    stop_signal: SIGKILL
+    depends_on: {warmup: {condition: service_healthy}}
+"""
+
+
+def test_the_ten_lines_of_the_readme(docker: Docker, image: str, tmp_path: Path) -> None:
+    """Beside an engine and a service that waits, by any shapes and at any port."""
+    (ten,) = re.findall(
+        r"^```yaml\n(services:\n  warmup:.*?)^```", README, re.MULTILINE | re.DOTALL
+    )
+    ours = ten.replace(NAME, image).replace("SHAPES: default", "SHAPES: tiny")
+    with made(docker, image, tmp_path, VLLM + WEB) as project:
+        (tmp_path / "compose.override.yaml").write_text(ours.replace("1:8900:", "1:0:"))
+        project("up", "--detach", "--quiet-pull")
+        assert started(project, "web") > opened(project)
+        project.wait_for("ready")
 
 
 def test_it_can_be_tried_without_a_gpu(docker: Docker, image: str, tmp_path: Path) -> None:
