@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import ipaddress
+import itertools
 import socket
 import time
 from contextlib import aclosing
@@ -11,6 +12,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
+from sidecar.adapters.logs import syslog
 from sidecar.adapters.logs.inbox import Inbox
 from sidecar.adapters.logs.senders import MAX_CONNECTIONS
 from sidecar.adapters.logs.syslog import SyslogLog
@@ -272,6 +274,17 @@ async def test_a_place_that_is_taken_is_waited_for(make, tmp_path, taken):
         await follow.until(lambda: source.trouble is None)
         await follow.until(lambda: len(follow.gaps) == 1)
     assert 0 < follow.gaps[0].seconds < 60
+
+
+async def test_a_place_that_stays_taken_is_logged_once(make, tmp_path, monkeypatch, caplog):
+    """It is tried for as long as the sidecar runs; what is new about it is said."""
+    monkeypatch.setattr(syslog, "pauses_s", lambda: itertools.repeat(0.001))
+    (tmp_path / "log.sock").write_text("")
+    source = make(Transport.UNIX)
+    async with following(source) as follow:
+        await follow.until(lambda: source.trouble is not None)
+        await anyio.sleep(0.1)
+    assert len([r for r in caplog.records if "unavailable" in r.message]) == 1
 
 
 async def test_what_nobody_takes_is_dropped_and_counted():

@@ -138,8 +138,10 @@ class SyslogLog:
                 await self._open()
             except OSError as problem:
                 why = problem.strerror or str(problem)
-                self._trouble = f"{self.spec} can't be listened at ({why})"
-                log.warning("log source unavailable source=%s why=%r", self.spec, why)
+                trouble = f"{self.spec} can't be listened at ({why})"
+                if trouble != self._trouble:
+                    log.warning("log source unavailable source=%s why=%r", self.spec, why)
+                self._trouble = trouble
                 await asyncio.sleep(pause_s)
                 continue
             if self._trouble is not None:
