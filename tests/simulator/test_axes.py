@@ -157,5 +157,6 @@ async def test_a_decoding_batch_beside_a_prefill_is_mixed() -> None:
         assert await ask(sim, client, {"max_tokens": 20}) == set()
         body = {"prompt": [300] * 50, "max_tokens": 8000, "ignore_eos": True, "stream": True}
         async with client.stream("POST", "/v1/completions", json=body) as answer:
-            await anext(answer.aiter_lines())
+            lines = answer.aiter_lines()  # dropped, it would close the connection
+            await anext(lines)
             assert await ask(sim, client, {}) == {"mixed_attention_module"}
