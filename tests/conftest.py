@@ -1,5 +1,6 @@
 """What every tier needs: the async backend, a guard against blocked event loops, a real vLLM."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,15 @@ GUARDED = ("adapters", "service")
 
 TIERS = ("programs", "proxies", "live", "containers")
 """In the order in which they run, after all that has no such mark."""
+
+
+gc.disable()  # while tests are collected: all that is made then is kept
+
+
+def pytest_collection_finish() -> None:
+    """No garbage collection looks at it again: two seconds for each process."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)  # after the marks were set
