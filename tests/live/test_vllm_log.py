@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.live.process import free_port
-from tests.live.sidecar import Sidecar, vllm_warmup
+from tests.live.sidecar import NO_MONITOR, Sidecar, assert_heard, vllm_warmup
 from tests.live.vllm import Installation, VllmServer
 
 SHAPES = """
@@ -47,18 +47,14 @@ def check(status: dict[str, Any]) -> None:
     assert facts["kv_cache_memory_bytes"] == 64 << 20
     assert any("--kv-cache-memory-bytes" in warning for warning in status["warnings"])
     assert status["evidence"] == "latency+metrics"
-    assert status["log"] == "none: vLLM has no JIT monitor on a CPU"
-    waves = [wave for cell in status["cells"] for wave in cell["waves"]]
-    assert waves
-    assert {wave["log"] for wave in waves} == {status["log"]}
-    assert {wave["window"] for wave in waves} == {"complete"}  # it is not for want of fences
+    assert_heard(status, NO_MONITOR)  # not for want of fences
 
 
 def test_a_real_log_is_read_from_its_file(telling_vllm: VllmServer, tmp_path: Path) -> None:
     """Limits out of start lines, whole windows, and the batch of each wave out of its steps."""
     log = f"file://{telling_vllm.log_path}"
     with Sidecar(telling_vllm.url, tmp_path, SHAPES, WARMUP_LOG=log) as sidecar:
-        sidecar.wait_for("ready", limit_s=180)
+        sidecar.wait_for("ready", limit_s=400)
         status = sidecar.get("/status") or {}
     check(status)
     held = [w for c in status["cells"] for w in c["waves"] if w["gait"] == "held"]
@@ -92,14 +88,14 @@ def forwarded(path: Path, port: int) -> Iterator[None]:
         yield
     finally:
         done.set()
-        thread.join(10)
+        thread.join(30)
 
 
 def connect(port: int, done: threading.Event) -> socket.socket:
     """As soon as the sidecar listens."""
     while True:
         try:
-            return socket.create_connection(("127.0.0.1", port), timeout=10)
+            return socket.create_connection(("127.0.0.1", port), timeout=60)
         except ConnectionRefusedError:
             assert not done.wait(0.1), "nobody ever listened"
 
@@ -113,7 +109,7 @@ def test_required_log_evidence_can_t_be_had_on_a_cpu(
     done = vllm_warmup(
         *("once", "--engine-url", telling_vllm.url, "--shapes", str(shapes)),
         *("--log", f"file://{telling_vllm.log_path}", "--require-evidence", "log"),
-        limit_s=180,
+        limit_s=400,
     )
     assert done.code == 5, done.err
     assert "no JIT monitor on a CPU" in done.err
@@ -135,10 +131,10 @@ def test_an_eager_server_is_warned_of_by_syslog(
         forwarded(server.log_path, port),
         server,
     ):
-        sidecar.wait_for("ready", limit_s=180)
+        sidecar.wait_for("ready", limit_s=400)
         status = sidecar.get("/status") or {}
         check(status)
         assert any("--enforce-eager" in warning for warning in status["warnings"])
-        with urllib.request.urlopen(sidecar.url + "/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(sidecar.url + "/metrics", timeout=60) as answer:
             page = answer.read().decode()
         assert 'warmup_engine_costly_setting{setting="cudagraphs_off"} 1.0' in page

