@@ -48,7 +48,7 @@ def test_a_shapes_file_from_traffic(visited: VllmServer, tmp_path: Path) -> None
     assert (early.code, early.out) == (5, ""), early.err
     assert "it has answered no request yet, so there is nothing to learn from" in early.err
 
-    warmed = vllm_warmup("once", "--json", *engine, *shapes, *state, limit_s=300)
+    warmed = vllm_warmup("once", "--json", *engine, *shapes, *state, limit_s=500)
     assert warmed.code == 0, warmed.err
     ours = vllm_warmup(*suggest, "--watch", "0")
     sent = sum(warmed.json["totals"]["requests"].values())
@@ -78,7 +78,7 @@ def test_an_escape_is_proposed_as_the_batch_it_was_in(visited: VllmServer, tmp_p
     """A compile line (a CPU's vLLM writes none, so it is put there) and the real server's own line
     of the step that follows: a cell of that prompt, to paste."""
     with Sidecar(visited.url, tmp_path, SHAPES, WARMUP_LOG=f"file://{visited.log_path}") as sidecar:
-        sidecar.wait_for("ready", limit_s=180)
+        sidecar.wait_for("ready", limit_s=400)
         with visited.log_path.open("a") as log:
             log.write(COMPILED)
 
@@ -87,13 +87,13 @@ def test_an_escape_is_proposed_as_the_batch_it_was_in(visited: VllmServer, tmp_p
             escapes = (sidecar.get("/status") or {})["escapes"]["recent"]
             return any(escape["step"] is not None for escape in escapes)
 
-        sidecar.wait_until("the escape has its step", asked, limit_s=30)
+        sidecar.wait_until("the escape has its step", asked, limit_s=120)
         report = ("report", "--suggest", "--state-dir", str(sidecar.state_dir))
 
         def suggested() -> bool:
             return "cells:" in vllm_warmup(*report).out
 
-        sidecar.wait_until("the report has the escape", suggested, limit_s=60)
+        sidecar.wait_until("the report has the escape", suggested, limit_s=120)
     (cell,) = parse(vllm_warmup(*report).out, "pasted.yaml").cells
     assert (cell.concurrency, cell.prompt_tokens) == (1, 513)
     (told,) = json.loads(vllm_warmup(*report, "--json").out)["cells"]

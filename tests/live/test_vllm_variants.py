@@ -63,7 +63,7 @@ def once(server: VllmServer, folder: Path, shapes: str) -> Done:
     path = folder / "shapes.yaml"
     path.write_text(shapes)
     return vllm_warmup(
-        *("once", "--json", "--engine-url", server.url, "--shapes", str(path)), limit_s=400
+        *("once", "--json", "--engine-url", server.url, "--shapes", str(path)), limit_s=500
     )
 
 

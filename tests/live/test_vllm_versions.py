@@ -38,7 +38,7 @@ def test_a_key_that_lacks_is_said_at_once(
         sidecar.wait_until(
             "it names the setting and the status",
             lambda: any("401" in r and "WARMUP_API_KEY" in r for r in sidecar.reasons()),
-            limit_s=20,
+            limit_s=120,
         )
 
 
@@ -49,7 +49,7 @@ def test_a_model_that_is_not_served_is_named(guarded: VllmServer, tmp_path: Path
         sidecar.wait_until(
             "it names both",
             lambda: any("nobody" in r and "tiny" in r for r in sidecar.reasons()),
-            limit_s=20,
+            limit_s=120,
         )
 
 
@@ -61,7 +61,7 @@ def test_an_older_vllm_is_warmed_with_a_key_from_a_file(
     (tmp_path / "shapes.yaml").write_text(SHAPES)
     done = vllm_warmup(
         *("once", "--json", "--engine-url", guarded.url, "--shapes", str(tmp_path / "shapes.yaml")),
-        limit_s=300,
+        limit_s=500,
         WARMUP_API_KEY_FILE=str(tmp_path / "key"),
     )
     assert done.code == 0, done.err
