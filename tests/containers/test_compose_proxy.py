@@ -226,7 +226,7 @@ def test_haproxy_before_an_engine_that_comes_and_goes(
         users.wait_served(SOME, since=time.monotonic())
 
         removed = time.monotonic()
-        docker("rm", "--force", vllm)
+        docker("rm", "--force", "--volumes", vllm)
         this.wait_shut()
         print(f"removed: shut after {time.monotonic() - removed:.1f} s")
         this.wait_refused()

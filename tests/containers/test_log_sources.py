@@ -250,7 +250,7 @@ async def test_docker_s_log_survives_kill_restart_and_re_creation(stage):
         await follow.until(lambda: len(of(follow, Ended)) == 2)
         stored = await to_thread.run_sync(this.docker.logs, container)
         assert follow.texts == stored.split()
-        await this("rm", container)
+        await this("rm", "--volumes", container)
         await this.start("print('another')")
         await follow.until(lambda: follow.texts[-1:] == ["another"])
         await follow.until(lambda: len(of(follow, Ended)) == 3)
@@ -269,7 +269,7 @@ async def test_a_container_that_is_restarted_or_removed_at_once(stage):
         await follow.until(lambda: follow.texts.count("5") == 2)
         assert [began.why for began in of(follow, Began)] == ["seen first", "restarted"]
         assert follow.gaps == []
-        await this("rm", "--force", container)
+        await this("rm", "--force", "--volumes", container)
         await follow.until(lambda: follow.source.trouble is not None)
         await follow.until(lambda: len(of(follow, Ended)) == 2)
     numbers = [int(item.text) for item in follow.items if isinstance(item, Line)]
@@ -302,7 +302,7 @@ def test_a_source_inside_a_container(docker, image, tmp_path, engine_socket, kin
         where = f"tcp://{docker('port', sidecar, '5514/tcp').splitlines()[0]}"
     syslog = ("--rm", "--log-driver", "syslog", "--log-opt", f"syslog-address={where}")
     engine = ("run", "--name", name, "--entrypoint", "echo", *(() if kind == "docker" else syslog))
-    docker.made.append(("rm", "--force", name))
+    docker.made.append(("rm", "--force", "--volumes", name))
 
     def is_read():
         # Until it listens the container doesn't start, or Docker's proxy swallows the line.
