@@ -5,6 +5,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,11 +32,23 @@ class Door:
     def post(self, path: str = PATH, body: bytes = BODY) -> httpx.Response:
         return post(self.proxy.url, path, body)
 
+    def let_in(self, path: str = PATH, body: bytes = BODY) -> httpx.Response:
+        return let_in(self.proxy.url, path, body)
+
 
 def post(url: str, path: str = PATH, body: bytes = BODY) -> httpx.Response:
     """Over a connection of its own. Raises httpx.TransportError where it closes or is refused."""
     with httpx.Client(trust_env=False, timeout=120) as client:
         return client.post(url + path, content=body)
+
+
+def let_in(url: str, path: str = PATH, body: bytes = BODY) -> httpx.Response:
+    """Come again, as one is told to: a gate in this process is late where the machine stands still,
+    and the proxy takes it for shut."""
+    until = time.monotonic() + 120
+    while (answer := post(url, path, body)).status_code == SHUT:
+        assert time.monotonic() < until, answer.text
+    return answer
 
 
 def one(fake: Fake) -> tuple[Backend, ...]:
@@ -60,6 +73,7 @@ def running(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doo
 def door(running: Door) -> Door:
     """With the gate open."""
     running.fake.ready = True
+    running.fake.go_on.set()
     running.proxy.wait_status(200)
     running.fake.posts.clear()
     running.fake.origins.clear()
@@ -81,10 +95,12 @@ def test_stream_passes_at_once_and_outlives_the_gate(door: Door) -> None:
     """The first token is with its user before the second was made, and a gate that shuts keeps
     newcomers out and lets that user be served to the end."""
     door.fake.go_on.clear()
-    with (
-        httpx.Client(trust_env=False, timeout=120) as client,
-        client.stream("POST", door.proxy.url + PATH, content=BODY) as answer,
-    ):
+    with ExitStack() as stack:
+        client = stack.enter_context(httpx.Client(trust_env=False, timeout=120))
+        answer = None
+        while answer is None or answer.status_code == SHUT:  # as `let_in` does
+            asked = client.stream("POST", door.proxy.url + PATH, content=BODY)
+            answer = stack.enter_context(asked)
         lines = answer.iter_lines()
         try:
             assert next(lines).startswith("data: {")
@@ -97,7 +113,7 @@ def test_stream_passes_at_once_and_outlives_the_gate(door: Door) -> None:
 
 def test_long_prompts_pass(door: Door) -> None:
     """A prompt of a million tokens is some megabytes: no proxy's usual limit on bodies stops it."""
-    assert door.post(body=b"x" * (8 << 20)).status_code == 200
+    assert door.let_in(body=b"x" * (8 << 20)).status_code == 200
 
 
 def test_only_users_paths_pass(door: Door) -> None:
@@ -110,8 +126,8 @@ def test_only_users_paths_pass(door: Door) -> None:
 def test_each_request_has_its_own_connection(door: Door) -> None:
     """No POST is sent down a kept connection that the engine may be closing just then."""
     with httpx.Client(trust_env=False, timeout=120) as client:
-        for _ in range(5):
-            assert client.post(door.proxy.url + PATH, content=BODY).status_code == 200
+        while len(door.fake.origins) < 5:
+            assert client.post(door.proxy.url + PATH, content=BODY).status_code in (200, SHUT)
     assert len(set(door.fake.origins)) == 5
 
 
@@ -162,7 +178,7 @@ def test_request_that_may_have_run_is_sent_once(name: str, tmp_path: Path) -> No
         with Proxy(name, tmp_path, backends) as proxy:
             proxy.wait_status(200)
             first.breaks_off = second.breaks_off = True
-            assert post(proxy.url).status_code == 502
+            assert let_in(proxy.url).status_code == 502
         assert len(first.posts) + len(second.posts) == 1
 
 
@@ -175,7 +191,7 @@ def test_request_that_reached_nobody_goes_to_the_next(name: str, tmp_path: Path)
         backends = (Backend(gone, gate.address), Backend(alive.address, alive.address))
         with Proxy(name, tmp_path, backends) as proxy:
             for _ in range(6):
-                assert post(proxy.url).status_code == 200
+                assert let_in(proxy.url).status_code == 200
         assert len(alive.posts) == 6
 
 
@@ -187,7 +203,7 @@ def test_caddy_takes_the_next_where_nobody_was_reached(name: str, tmp_path: Path
         gone = Backend(f"127.0.0.1:{free_port()}", gate.address)
         with Proxy(name, tmp_path, (gone, Backend(alive.address, alive.address))) as proxy:
             for _ in range(6):
-                assert post(proxy.url).status_code == 200
+                assert let_in(proxy.url).status_code == 200
         assert alive.bodies == [len(BODY)] * 6
 
 
