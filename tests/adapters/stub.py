@@ -140,14 +140,21 @@ async def running(
     handlers: dict[str, Handler] | None = None, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[Stub]:
     stub = Stub("", vllm_handlers() | (handlers or {}))
-    tasks: set[asyncio.Task[Any]] = set()
+    tasks: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
+    is_closed = False
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
+    def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One that was accepted when all ended, and is made only now, ends too."""
+        if is_closed:
+            writer.transport.abort()
+            return
         stub.connections += 1
         stub.open_now += 1
+        task = asyncio.create_task(serve(reader, writer))
+        tasks[task] = writer
+        task.add_done_callback(tasks.pop)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while (asked := await _read(reader)) is not None:
                 stub.asked.append(asked)
@@ -160,19 +167,20 @@ async def running(
         stub.open_now -= 1
         if not stub.open_now:
             stub.all_closed.set()
-        tasks.discard(task)
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls, limit=1 << 20)
+    server = await asyncio.start_server(take, "127.0.0.1", 0, ssl=tls, limit=1 << 20)
     port = server.sockets[0].getsockname()[1]
     stub.url = f"http{'s' if tls else ''}://127.0.0.1:{port}"
     try:
         yield stub
     finally:
+        is_closed = True
         server.close()
-        for task in list(tasks):
+        for task, writer in list(tasks.items()):
+            writer.close()  # a task that has not begun would not do it
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks)
+            await asyncio.wait(list(tasks))
         await server.wait_closed()
 
 

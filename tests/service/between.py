@@ -22,18 +22,25 @@ class Relay:
         self._turn = itertools.count()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     def cut(self) -> None:
         """Reset every connection; later ones are taken."""
         for writer in self._writers:
             writer.transport.abort()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One that was accepted when all ended, and is made only now, ends too."""
+        if self._is_closed:
+            writer.transport.abort()
+            return
         self._writers.add(writer)
         self.connections += 1
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         port = self.ports[next(self._turn) % len(self.ports)]
         try:
             with suppress(OSError, asyncio.CancelledError):
@@ -41,7 +48,6 @@ class Relay:
         finally:
             writer.transport.abort()
             self._writers.discard(writer)
-            self._tasks.discard(task)
 
     async def _relay(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int
@@ -73,6 +79,9 @@ class Relay:
         return self.answers.get(path)
 
     async def close(self) -> None:
+        self._is_closed = True
+        for writer in self._writers:  # a task that has not begun would not do it
+            writer.transport.abort()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -103,7 +112,7 @@ def reply(status: int, body: bytes = b"", *heads: str, kind: str = "application/
 @asynccontextmanager
 async def relay(*ports: int) -> AsyncIterator[Relay]:
     between = Relay(*ports)
-    server = await asyncio.start_server(between.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(between.take, "127.0.0.1", 0)
     between.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield between
