@@ -548,6 +548,32 @@ def test_what_a_reading_rests_on_is_not_forgotten():
         assert (long.reading().is_cold, long.reading().event_at) == (is_cold, 12)
 
 
+def test_a_cost_to_the_grid_stays_one_when_it_is_forgotten():
+    """The first wave, which is remembered, is an event too, but not the last."""
+    track = track_of(led(ONE, cold_s=5.0), *(led(ONE),) * 20)
+    late = replace(failing(ONE), took_s=2.0)
+    track.add(Entry(21, late, False, False, True, False, True, None, Miss.UNFINISHED))
+    for at in range(22, 22 + 2 * MAX_ENTRIES):
+        assert track.reading().event_at == 21
+        track.add(Entry(at, led(ONE), True, False, False, False, True, None, None))
+
+
+def test_waves_that_were_forgotten_are_told_with_the_others():
+    """As waves, and as valid ones."""
+    judge = judge_of(ONE)
+    run(judge, ONE, *(0,) * (MAX_ENTRIES + 50))
+    (figures,) = told(judge, ONE).figures
+    assert (figures.waves, figures.valid) == (MAX_ENTRIES + 50, MAX_ENTRIES + 50)
+
+
+def test_drafts_that_were_others_once_are_not_forgotten():
+    """Whether a cell decodes in the same steps in each wave is asked of all its waves."""
+    alike = led(ONE, delta=counters(ONE, drafts=8, accepted_tokens=0))
+    other = led(ONE, delta=counters(ONE, drafts=3, accepted_tokens=0))
+    track = track_of(*(alike,) * 20, other, *(alike,) * 300)
+    assert {entry.wave.counters.drafts for entry in track.entries} == {3, 8}
+
+
 def test_a_plug_that_was_slow_once_was_so_for_ever():
     """Of plugs the last ones are remembered, and which was the last to take too long."""
     plugs, slow = Plugs(), replace(held(FOUR).plug, token_s=(5.0,))

@@ -217,7 +217,7 @@ def _figures(track: Track) -> GaitFigures:
     return GaitFigures(
         gait=track.look.gait,
         waves=len(track.entries) + track.forgotten,
-        valid=reading.looks,
+        valid=reading.looks + track.forgotten_looks,
         first_f_s=track.told_f_s(timed[0]) if timed else None,
         baseline_f_s=reading.f_base_s,
         last_f_s=track.told_f_s(timed[-1]) if timed else None,

@@ -76,7 +76,7 @@ class Track:
         self._converge = converge
         self._reading: Reading | None = None
         self._round_from = 0
-        self.forgotten = 0
+        self.forgotten = self.forgotten_looks = 0
         self._event_at = self._first_at = -1
         """Of the waves that were forgotten."""
         self._warm_ttft_s: float | None = None
@@ -92,15 +92,17 @@ class Track:
         reading = self.reading()
         rests_on = {reading.loud_at, reading.last_quiet_at}
         if counting := [entry for entry in self.entries if entry.counts]:
+            rests_on |= _unlike(counting)
             rests_on.add(min(counting, key=lambda e: self._least_f_s(e) or 0.0).at)
             rests_on.add(min(counting, key=lambda e: e.g_s).at)
             rests_on.add(min(counting, key=lambda e: e.d_s).at)
         later = range(_FIRST_ENTRIES, len(self.entries))
         at = next(i for i in later if self.entries[i].at not in rests_on)
-        del self.entries[at]
+        gone = self.entries.pop(at)
         self._event_at, self._first_at = reading.event_at, reading.first_at
         self._round_from -= at < self._round_from
         self.forgotten += 1
+        self.forgotten_looks += gone.counts
 
     def rejudge_plugs(self) -> None:
         """A plug's least time fell: a delay that had none to be told by may be one now."""
@@ -229,7 +231,7 @@ class Track:
         for entry in self.entries:
             paid, event = self._paid(entry, f_base or 0.0, g_base or 0.0, d_base or 0.0)
             if event or (entry.failed and entry.wave.took_s > EVENT_FLOOR_S):
-                event_at = entry.at
+                event_at = max(event_at, entry.at)
             if entry.f_s is None and not paid:
                 continue
             # Of a wave that does not count a small excess may be of others who were served, or of
@@ -287,6 +289,19 @@ class Track:
             paid = paid or excess_s > self._converge.tolerance_s(base_s)
             event = event or excess_s > max(EVENT_FLOOR_S, EVENT_FACTOR * base_s)
         return paid, event
+
+
+def _unlike(counting: list[Entry]) -> set[int]:
+    """The first of these waves, and the first with other drafts than it: `drafted.repeats` asks
+    whether all were alike."""
+
+    def drafts_of(entry: Entry) -> tuple[float | None, float | None] | None:
+        counted = entry.wave.counters
+        return None if counted is None else (counted.drafts, counted.accepted_tokens)
+
+    first = counting[0]
+    other = next((e for e in counting if drafts_of(e) != drafts_of(first)), first)
+    return {first.at, other.at}
 
 
 def _is_noisy(calls: list[bool], events: list[bool]) -> bool:
