@@ -1,6 +1,7 @@
 """A thread for what may never return: visits to a folder that can be a lost network share."""
 
 import asyncio
+import errno
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -28,13 +29,17 @@ class OneThread:
     async def run(self, act: Callable[[], _T]) -> _T:
         """What `act` gives, or raises, once all visits that were asked for before have ended.
 
-        Cancelled, it leaves: a visit that has begun goes on, one that waits is not made.
+        Cancelled, it leaves: a visit that has begun goes on, one that waits is not made. Raises
+        OSError where the system has no thread left for it.
         """
+        if not self._is_started:
+            try:
+                Thread(target=_work, args=(self._visits,), name="visits", daemon=True).start()
+            except RuntimeError as problem:
+                raise OSError(errno.EAGAIN, "the system has no thread left") from problem
+            self._is_started = True
         visit: Future[_T] = Future()
         self._visits.put((visit, act))
-        if not self._is_started:
-            self._is_started = True
-            Thread(target=_work, args=(self._visits,), name="visits", daemon=True).start()
         return await asyncio.wrap_future(visit)
 
 

@@ -149,15 +149,21 @@ class StateDir:
         return self._unwritten if read is None else read
 
     async def _within_limit(self, act: Callable[[], _T]) -> _T | None:
-        """What `act` gives, from a thread; None when the folder takes too long.
+        """What `act` gives, from a thread; None when the folder takes too long, or no thread is
+        to be had.
 
         A write that is left behind does no harm: it is whole or not at all.
         """
+        trouble = f"did not answer within {LIMIT_S:g} s"
         with anyio.move_on_after(LIMIT_S):
-            told = await self._thread.run(act)
-            self._troubles.pop(_SLOW, None)
-            return told
-        self._trouble(self._folder, f"did not answer within {LIMIT_S:g} s", kind=_SLOW)
+            try:
+                told = await self._thread.run(act)
+            except OSError as problem:
+                trouble = f"can't be visited: {problem.strerror}"
+            else:
+                self._troubles.pop(_SLOW, None)
+                return told
+        self._trouble(self._folder, trouble, kind=_SLOW)
         return None
 
     def _claim(self) -> None:

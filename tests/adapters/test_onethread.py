@@ -67,3 +67,16 @@ async def test_the_thread_ends_with_what_it_is_for():
     gc.collect()
     await to_thread.run_sync(first.join, 20)
     assert not first.is_alive()
+
+
+async def test_a_thread_that_can_not_be_had_is_asked_for_again():
+    """A container has a limit of them: that is an error of this visit, and not of the next."""
+    thread, made = OneThread(), []
+    before = threading.stack_size(1 << 47)  # more than there is
+    try:
+        with pytest.raises(OSError, match="no thread left"):
+            await thread.run(lambda: made.append("first"))
+    finally:
+        threading.stack_size(before)
+    await thread.run(lambda: made.append("second"))
+    assert made == ["second"]

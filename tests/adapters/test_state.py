@@ -192,6 +192,19 @@ async def test_a_folder_that_hangs_holds_nothing_up(tmp_path, monkeypatch):
     share_is_back.set()
 
 
+async def test_a_visit_without_a_thread_is_said_and_made_the_next_time(tmp_path):
+    """Where the container's threads are used up, the gate goes on without the folder."""
+    state = await to_thread.run_sync(StateDir, tmp_path)
+    before = threading.stack_size(1 << 47)  # more than there is
+    try:
+        assert not await state.keep(KEPT)
+    finally:
+        threading.stack_size(before)
+    assert "no thread left" in state.troubles[0]
+    assert await state.keep(KEPT)
+    assert state.troubles == ()
+
+
 async def test_no_temporary_file_is_left(tmp_path):
     """After a write there is the file, and nothing else."""
     await (await to_thread.run_sync(StateDir, tmp_path)).keep(KEPT)
