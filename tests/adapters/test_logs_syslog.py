@@ -5,6 +5,7 @@ import gc
 import ipaddress
 import itertools
 import socket
+import threading
 import time
 from contextlib import aclosing
 
@@ -246,6 +247,21 @@ async def test_ending_it_as_it_begins_leaves_nothing_behind(make, tmp_path):
         await asyncio.wait([reading])
         gc.collect()
         assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_folder_that_hangs_does_not_hold_up_the_end(make, monkeypatch):
+    """Its socket stays behind, and nobody waits for what never answers."""
+    monkeypatch.setattr(syslog, "_CLOSE_LIMIT_S", 0.1)
+    source, is_back = make(Transport.UNIX), threading.Event()
+    try:
+        async with following(source) as follow, await connect(follow) as stream:
+            await stream.send(message("one"))
+            await follow.until_texts("one")
+            hung = asyncio.create_task(source._thread.run(lambda: is_back.wait(20)))
+        assert not hung.done()
+    finally:
+        is_back.set()
+    await hung
 
 
 @pytest.mark.parametrize("taken", ["another listens", "another is busy", "a file"])

@@ -39,7 +39,7 @@ import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from anyio import CancelScope
+from anyio import CancelScope, move_on_after
 
 from sidecar.adapters.logs.datagrams import WANTED_BUFFER_BYTES, Datagrams
 from sidecar.adapters.logs.inbox import Inbox
@@ -55,6 +55,8 @@ _LOOK_S = 0.5
 _SILENT_S = 1.0
 """The pieces of a long line follow each other at once."""
 _BACKLOG = 64
+_CLOSE_LIMIT_S = 1.5
+"""For the folder of the socket, which may be on a share that is lost: the process must end."""
 
 
 class SyslogLog:
@@ -218,7 +220,9 @@ class SyslogLog:
             self._server = None
         self._senders.close()
         self._datagrams.close()
-        await self._thread.run(self._remove)
+        if self.spec.transport is Transport.UNIX:
+            with move_on_after(_CLOSE_LIMIT_S):
+                await self._thread.run(self._remove)
 
     def _remove(self) -> None:
         if self._bound is not None:
