@@ -152,15 +152,22 @@ class Evidence:
         ]
         for stream in self._streams.values():
             stream.owe(wave.fences.closing)
-        self.drop(wave)
+        self._close()
         return combined(heard, self._listening, earlier)
 
     def drop(self, wave: "Wave") -> None:
-        """The wave is over, or was cut off."""
+        """The wave was cut off, if it is not over: what it compiled was compiled before the
+        next one."""
         if self._wave is wave:
-            self._wave = None
             for stream in self._streams.values():
-                stream.window = None
+                if stream.window is not None and stream.window.is_open:
+                    self._earlier.extend(stream.window.report().compiles)
+            self._close()
+
+    def _close(self) -> None:
+        self._wave = None
+        for stream in self._streams.values():
+            stream.window = None
 
     def open_window(self, fences: Fences, expected: tuple[Expected, ...], source: str) -> Window:
         return Window(fences, expected, lossless=not self._sources[source].is_lossy)

@@ -253,6 +253,26 @@ async def test_a_wave_that_is_cut_off_leaves_nothing_behind() -> None:
         assert (told.words, told.foreign) == ("complete", 0)
 
 
+async def test_what_a_wave_that_is_cut_off_compiled_stands_before_the_next() -> None:
+    """Of no cell, but something was compiled; and once only, though it was read before the cut."""
+    tape, was_read = Tape(), asyncio.Event()
+
+    def hear(seen: Seen) -> None:
+        if isinstance(seen.what, Compile):
+            was_read.set()
+
+    async with reading(tape, on_seen=hear) as evidence:
+        tape.write(*START)
+        await evidence.adopt(tape.touch)
+        wave = await evidence.begin(tape.touch, EXPECTED)
+        tape.write(COMPILE.format("unseen"))
+        await was_read.wait()
+        wave.drop()
+        told = [await wave_of(evidence, tape) for _ in range(2)]
+    assert [[c.kernel for c in one.earlier] for one in told] == [["unseen"], []]
+    assert [one.compiles for one in told] == [(), ()]
+
+
 async def test_a_wave_that_is_cut_off_at_its_first_fence_is_over() -> None:
     """What compiles afterwards is an escape, and the next boot is known by its start lines."""
     tape, heard = Tape(), []
