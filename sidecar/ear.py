@@ -94,7 +94,7 @@ class Ear:
     def still_there(self) -> None:
         """The same boot has shown itself: a start that was told of was none."""
         if self._doubts_start:
-            self._doubts_start = False
+            self._doubts_start = self._is_next_life = False
             log.warning("the log told of a start of the engine, and there was none")
             self._reject_start()
         self._answer()

@@ -433,6 +433,26 @@ async def test_what_the_log_said_of_the_end_is_remembered():
     assert "--gpu-memory-utilization" in stage.snapshot.reasons[0]
 
 
+async def test_a_start_that_was_none_hides_no_sign_of_the_end():
+    """A user wrote it in the middle of a wave: what the log says after it is of this life."""
+    store = MemoryStore()
+    killer = Killer(store)
+    stage = killer.stage
+
+    async def forge(look):
+        if look.cell == killer.cell and not killer.kills:
+            tell(stage, Started(ENGINE, Phase.ARGUMENTS), in_wave=True)
+            await anyio.sleep(2)
+            tell(stage, Trouble(ENGINE, Complaint.OUT_OF_MEMORY, "…"), in_wave=True)
+        await killer(look)
+
+    stage.setup = lambda replay: setattr(replay, "on_wave", forge)
+    async with killer.running():
+        await stage.until(is_held)
+    assert len(stage.rejected) == 1
+    assert [death.cause for death in store.dead] == ["out of memory"]
+
+
 async def test_a_server_that_was_stopped_in_order_did_not_die_of_its_cell():
     """An operator who restarts a container in the middle of a warm-up need not clear anything."""
     store = MemoryStore()
