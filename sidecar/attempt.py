@@ -83,9 +83,10 @@ class Attempt:
         gate.note(is_active=True, cell=look.cell.id)
         try:
             waves = await self._replay.run(looks)
-        except anyio.get_cancelled_exc_class():
+        except BaseException as ended:
             self._judge.cut_off(anyio.current_time() - began_at)
-            gate.note(totals=gate.snapshot.totals.with_cancelled())
+            if isinstance(ended, anyio.get_cancelled_exc_class()):
+                gate.note(totals=gate.snapshot.totals.with_cancelled())
             raise
         took_s = anyio.current_time() - began_at
         for judged in self._judge.feed_together(waves):
