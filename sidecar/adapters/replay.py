@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 
 from sidecar.adapters.bodies import Bodies
 from sidecar.adapters.engine import Engine
@@ -77,10 +78,8 @@ class Replay:
         self._request_timeout_s = request_timeout_s
         self._evidence = evidence
         self._number = 0
-        # A full collection of everything imported takes 45 ms, and would pass for latency of the
-        # engine if it fell into a wave: what is there by now stays, and is not looked at again.
         gc.collect()
-        gc.freeze()
+        _freeze()
 
     async def run(self, looks: Sequence[Look]) -> tuple[WaveResult, ...]:
         """One wave of each look, all at the same time: they ask different ranks.
@@ -274,6 +273,15 @@ class Replay:
         result = reading.result()
         message = self._engine.target.without_key(result.message.encode("utf-8", "replace"))
         return replace(result, message=message.decode())
+
+
+@cache
+def _freeze() -> None:
+    """A full collection of everything imported takes 45 ms, and would pass for latency of the
+    engine if it fell into a wave: what is there by now stays, and is not looked at again. Once a
+    process: a connection that is frozen and closed later would never be freed.
+    """
+    gc.freeze()
 
 
 def _loaded(orders: Sequence[_Order], exchanges: Sequence[Exchange]) -> list[Loaded]:

@@ -1,10 +1,12 @@
 """A wave against servers that behave and servers that don't."""
 
 import asyncio
+import gc
 import json
 import re
 import ssl
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -567,3 +569,25 @@ async def test_a_wave_without_a_rank_sends_no_header() -> None:
         await run(stub, Cell(1, 10, 1))
         [sent] = stub.of("/v1/completions")
     assert "x-data-parallel-rank" not in sent.headers
+
+
+async def test_what_is_open_as_a_later_boot_begins_is_freed_once_it_ends() -> None:
+    """An engine that starts anew for months costs no memory: a closed connection is garbage."""
+    engine = Engine("http://127.0.0.1:9")
+
+    class Connection:
+        def __init__(self) -> None:
+            self.on_data = self.close
+
+        def close(self) -> None: ...
+
+    try:
+        Replay(engine, FACTS, FixedPacer(Pace()), "first boot")
+        connection = Connection()
+        freed = weakref.ref(connection)
+        Replay(engine, FACTS, FixedPacer(Pace()), "second boot")
+        del connection
+        gc.collect()
+        assert freed() is None
+    finally:
+        await engine.aclose()
