@@ -93,7 +93,11 @@ class Conductor:
 
     @property
     def snapshot(self) -> Snapshot:
-        return self._gate.snapshot
+        """The gate's. One that is open is shown shut after a standstill of this process, from the
+        first question on: what it knew is old, and the watch is about to say so."""
+        snapshot, watch = self._gate.snapshot, self._ear.watch
+        standstill = watch.standstill() if snapshot.is_ready and watch is not None else None
+        return snapshot if standstill is None else snapshot.shut(standstill.reason, at=self._utc())
 
     @property
     def report(self) -> Report | None:
@@ -238,8 +242,10 @@ class Conductor:
         async with anyio.create_task_group() as group:
             group.start_soon(self._warming.run, boot, watch)
             self._ear.watch = watch
-            loss = await watch.until_lost(boot.mark, on_mark)
-            self._ear.watch = None
+            try:
+                loss = await watch.until_lost(boot.mark, on_mark)
+            finally:
+                self._ear.watch = None
             # Shut before what runs is cancelled: a probe may come in between.
             self._shut(loss, boot)
             group.cancel_scope.cancel()

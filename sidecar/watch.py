@@ -1,5 +1,6 @@
 """Watches one boot, beside everything else, and says when and why it can't be counted on."""
 
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -90,6 +91,8 @@ class Watch:
         self._is_late = False
         self._hint = ""
         self._hinted_at_s = -_HINTS_EVERY_S
+        self._due = math.inf
+        """When `_watch_itself` wants to run next."""
 
     def report(self, loss: Loss) -> None:
         """End the watch; the first loss is the one that counts."""
@@ -110,6 +113,15 @@ class Watch:
             group.cancel_scope.cancel()
         assert self._loss is not None
         return self._loss
+
+    def standstill(self) -> Loss | None:
+        """Whether this sidecar itself stood still, also where `until_lost` did not get to say so
+        yet: the event loop serves a request that came meanwhile before it looks at its timers."""
+        held_up_s = anyio.current_time() - self._due
+        if held_up_s < self._rhythm.held_up_s:
+            return None
+        reason = f"the sidecar itself was held up for {held_up_s:.0f} s; it looks again"
+        return Loss(reason, broken=False)
 
     def hint(self, what: str, *, broke: bool) -> None:
         """Somebody else saw something of the engine's end or start: look now. `broke` says that
@@ -198,12 +210,11 @@ class Watch:
         """A container that was paused, a core that others held: nobody looked meanwhile. Without
         this the gate stood open for up to two seconds more, whatever had become of the engine."""
         while self._loss is None:
-            due = anyio.current_time() + self._rhythm.health_every_s
-            await anyio.sleep_until(due)
-            held_up_s = anyio.current_time() - due
-            if held_up_s >= self._rhythm.held_up_s:
-                reason = f"the sidecar itself was held up for {held_up_s:.0f} s; it looks again"
-                self.report(Loss(reason, broken=False))
+            self._due = anyio.current_time() + self._rhythm.health_every_s
+            await anyio.sleep_until(self._due)
+            standstill = self.standstill()
+            if standstill is not None:
+                self.report(standstill)
 
     def _with_hint(self, reason: str) -> str:
         return f"{reason} ({self._hint})" if self._hint else reason

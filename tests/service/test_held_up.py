@@ -10,6 +10,7 @@ from sidecar.core.watch.boot import BootMark, Sightings
 from sidecar.core.watch.presence import Presence
 from sidecar.core.wire.health import Health
 from sidecar.watch import Watch
+from tests.service.fakes import Stage
 from tests.service.virtualtime import VirtualLoop
 
 MARK = BootMark(process_start_s=1.0)
@@ -61,3 +62,26 @@ async def test_what_it_knew_before_does_not_count() -> None:
     (loss,) = losses
     assert loss.reason.startswith("the sidecar itself was held up for ")
     assert not loss.broken
+
+
+async def test_who_asks_before_it_has_noticed_is_not_told_of_the_time_before():
+    """A request that waited in the socket is served before any timer: the gate is shown shut to it,
+    too, and open again once the engine was looked at, without another wave."""
+    stage = Stage()
+    async with stage.running():
+        await stage.until(lambda s: s.is_ready)
+        await anyio.sleep(10)
+        stand_still(2)
+        assert stage.snapshot.is_ready
+        await anyio.sleep(10)
+        sent = stage.sent
+        stand_still(5)
+        told = stage.snapshot
+        assert (told.is_ready, told.proven) == (False, False)
+        assert told.reasons[0].startswith("the sidecar itself was held up for ")
+        await anyio.sleep(0.5)
+        assert stage.snapshot.is_ready
+        assert stage.snapshots[-1] is stage.snapshot
+    assert stage.sent == sent
+    stand_still(60)
+    assert stage.snapshot.is_ready, "who is no longer watched for is not late"

@@ -147,6 +147,12 @@ class Snapshot:
     def is_ready(self) -> bool:
         return self.state is State.READY
 
+    def shut(self, reason: str, *, at: float) -> "Snapshot":
+        """How it looks once the gate is shut for that reason; the gate itself is not moved."""
+        return replace(
+            self, state=State.WAITING, since=at, proven=False, adopted=False, reasons=(reason,)
+        )
+
 
 class Notes(TypedDict, total=False):
     """What may change without a change of state."""
