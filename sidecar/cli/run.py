@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 _ADOPTED = "adopted: warm since the run that is reported, nothing was sent"
 
-_BY_SIGNAL = 128
-"""Above it an exit status names the signal that ended the process."""
-
 
 def serve(options: argparse.Namespace) -> int:
     """Warm the engine, keep the gate, until a signal."""
@@ -58,7 +55,7 @@ def once(options: argparse.Namespace) -> int:
         try:
             outcome = runner.run(running.once(settings, shapes, show=view.show))
         finally:
-            if outcome is None or outcome.exit_code <= _BY_SIGNAL:
+            if outcome is None:
                 runner.close()
     if settings.has_names:
         _print_each(_with_kept(settings, outcome), as_json=options.json)
@@ -73,8 +70,7 @@ def once(options: argparse.Namespace) -> int:
     if outcome.exit_code != ExitCode.WARM:
         for reason in outcome.reasons or ("not warm",):
             print(f"vllm-warmup: {reason}", file=sys.stderr)
-    if outcome.exit_code > _BY_SIGNAL:
-        _leave(outcome.exit_code)
+    _leave(outcome.exit_code)
     return outcome.exit_code
 
 

@@ -95,6 +95,16 @@ async def test_a_resolver_that_hangs_does_not_hold_up_the_end(tmp_path, stopped,
         assert await stopped(program) == status
 
 
+async def test_a_resolver_that_hangs_does_not_hold_up_a_verdict(tmp_path):
+    """At the start deadline `once` says so and ends, whatever a look-up still waits for."""
+    (tmp_path / "sitecustomize.py").write_text(HUNG_RESOLVER.replace("(60)", "(3600)"))
+    hung = {"more_env": {"PYTHONPATH": str(tmp_path)}, "START_DEADLINE_S": 0.5}
+    async with started("once", "http://hung.invalid:8000", tmp_path, **hung) as program:
+        with anyio.fail_after(LIMIT_S):
+            assert await program.process.wait() == 4
+    assert "waited longer than the start deadline" in program.err
+
+
 async def test_serve_answers_health_long_before_the_engine_is_there(tmp_path):
     """Liveness and startup need no engine."""
     async with started("serve", "http://127.0.0.1:9", tmp_path, PORT=free_port()) as program:
