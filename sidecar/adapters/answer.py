@@ -33,9 +33,14 @@ def remedy(problem: Exception) -> str:
     if isinstance(problem, httpx.TimeoutException):
         return "wait if it is starting, else see in its log what holds it up"
     if not isinstance(problem, httpx.ConnectError):
-        return "see in its log why, or correct WARMUP_ENGINE_URL"
+        return (
+            "see in its log why, or correct WARMUP_ENGINE_URL (https:// where vLLM has "
+            "--ssl-certfile)"
+        )
     if "[Errno -" in str(problem):  # getaddrinfo's own numbers
         return "no such host name yet: start the engine, or correct WARMUP_ENGINE_URL"
-    if "SSL" in str(problem) or "CERTIFICATE" in str(problem):
+    if "CERTIFICATE" in str(problem):
         return "set WARMUP_TLS_CA_FILE to the CA of its certificate, or correct WARMUP_ENGINE_URL"
+    if "SSL" in str(problem):
+        return "correct WARMUP_ENGINE_URL (http:// where vLLM has no --ssl-certfile)"
     return "nobody listens there: wait if it is starting, or correct WARMUP_ENGINE_URL"

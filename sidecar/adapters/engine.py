@@ -295,7 +295,8 @@ class Engine:
             key = "the API key" if self.target.authorization else "a request without an API key"
             raise EngineRejected(
                 f"the engine at {self.url} refuses {key} ({status}): set WARMUP_API_KEY or "
-                "WARMUP_API_KEY_FILE to the key that vLLM was started with"
+                "WARMUP_API_KEY_FILE to the key that vLLM was started with, and start the "
+                "sidecar again"
             )
         if 300 <= status < 400:
             raise EngineRejected(
@@ -327,5 +328,5 @@ class Engine:
         return body
 
     def _sentence(self, path: str, problem: Exception) -> str:
-        reason = one_line(str(problem)) or type(problem).__name__
+        reason = one_line(str(problem)).rstrip(".") or type(problem).__name__
         return f"no answer from {self.url}{path}: {reason}; {remedy(problem)}"

@@ -79,8 +79,10 @@ class StateDir:
             self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             weakref.finalize(self, os.close, self._lock)
         except OSError as problem:
+            is_file = isinstance(problem, FileExistsError)
+            why = "it is no folder" if is_file else problem.strerror
             raise ConfigError(
-                f"the state folder {folder} can't be written ({problem.strerror}): set "
+                f"the state folder {folder} can't be written ({why}): set "
                 "WARMUP_STATE_DIR to a folder that this user may write to"
             ) from problem
         self._claim()

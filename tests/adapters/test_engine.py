@@ -72,7 +72,7 @@ HTML = answer(200, b"<html>hello</html>", "text/html")
     [
         (
             answer(401, {"error": "Unauthorized"}),
-            r"refuses a request without an API key \(401\).*WARMUP_API_KEY",
+            r"a request without an API key \(401\).*WARMUP_API_KEY.*start the sidecar again",
         ),
         (answer(403), r"\(403\).*WARMUP_API_KEY"),
         (HTML, "no vLLM server: it answers 200: a body of text/html where JSON is due"),
@@ -469,8 +469,33 @@ async def test_tls_with_a_ca_of_the_operators_own(
     async with running(tls=context) as stub:
         assert (await learn_from(stub, tls_ca_file=str(cert))).model == "tiny"
         assert (await learn_from(stub, tls_verify=False)).model == "tiny"
-        with pytest.raises(EngineUnavailable, match="certificate"):
+        with pytest.raises(EngineUnavailable, match=r"certificate.*set WARMUP_TLS_CA_FILE"):
             await learn_from(stub)
+
+
+async def test_https_where_http_is_spoken_and_the_reverse_are_told_apart_from_a_wrong_ca(
+    certificate: tuple[Path, ssl.SSLContext],
+) -> None:
+    """No CA file helps there: the sentence names the scheme that the address should have."""
+
+    async def uvicorn(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)  # of a TLS hello it says what it says of every bad request
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n")
+        with contextlib.suppress(OSError):
+            await reader.read()  # closed with bytes unread, the answer might be lost
+        writer.close()
+
+    async with await asyncio.start_server(uvicorn, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        engine = Engine(f"https://127.0.0.1:{port}", timeout_s=60.0)
+        with pytest.raises(EngineUnavailable, match=r"; correct WARMUP_ENGINE_URL .http://"):
+            await engine.learn()
+        await engine.aclose()
+    async with running(tls=certificate[1]) as stub:
+        engine = Engine(stub.url.replace("https:", "http:"), timeout_s=60.0)
+        with pytest.raises(EngineUnavailable, match=r"[^.]; .*WARMUP_ENGINE_URL .https://"):
+            await engine.learn()
+        await engine.aclose()
 
 
 def test_a_key_that_can_not_be_a_header_is_refused() -> None:

@@ -229,6 +229,8 @@ def test_a_folder_that_can_not_be_written_is_a_configuration_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="WARMUP_STATE_DIR"):
         StateDir(tmp_path / "file" / "state")
+    with pytest.raises(ConfigError, match=r"it is no folder.*WARMUP_STATE_DIR"):
+        StateDir(tmp_path / "file")
 
 
 @pytest.mark.parametrize(
