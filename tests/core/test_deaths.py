@@ -124,6 +124,7 @@ def test_another_models_death_holds_nothing_back():
         (Cause.STEP_TIMEOUT, "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"),
         (Cause.KILLED, "memory"),
         (Cause.UNKNOWN, "--max-num-batched-tokens"),
+        (Cause.UNKNOWN, "(cause not known: no log was read that tells it)"),
     ],
 )
 def test_the_operator_is_told_what_to_change(cause, flag):

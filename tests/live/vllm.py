@@ -54,7 +54,7 @@ class Installation:
         # the metadata-only distribution `vllm`, which tests/live/install.py writes last
         known = sorted(HOME.glob("lib/python3*/site-packages/vllm-*.dist-info"))
         if not python.exists() or not known:
-            raise NotInstalled(f"no real vLLM in {HOME.name}/: `make vllm` builds one (2 GB)")
+            raise NotInstalled(f"no real vLLM in {HOME.name}/: `make vllm` builds one (2.5 GB)")
         if not (MODELS / "qwen3" / "config.json").exists():
             raise NotInstalled(f"no tiny models in {MODELS.name}/: `make vllm` makes them")
         overlays = {

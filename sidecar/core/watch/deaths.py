@@ -42,7 +42,7 @@ class Cause(StrEnum):
     WORKER_DIED = "a worker process died"
     ENGINE_DEAD = "the engine core died"
     STOPPED = "stopped in order"
-    UNKNOWN = "not known: no log told"
+    UNKNOWN = "not known: no log told"  # stands in state folders
 
 
 _ORDER = tuple(Cause)
@@ -147,9 +147,11 @@ _ANY_REMEDY = (
 
 def told(death: Death) -> str:
     """Why a cell is held back, and what to do."""
+    is_known = death.cause is not Cause.UNKNOWN
+    why = death.cause if is_known else "cause not known: no log was read that tells it"
     return (
         f"{death.cell} is held back: the engine died with its wave in flight at "
-        f"{stamp(death.at)} UTC ({death.cause}); {_REMEDIES.get(death.cause, _ANY_REMEDY)}; "
+        f"{stamp(death.at)} UTC ({why}); {_REMEDIES.get(death.cause, _ANY_REMEDY)}; "
         "then run `vllm-warmup state clear`"
     )
 
