@@ -5,6 +5,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ _ADOPTED = "adopted: warm since the run that is reported, nothing was sent"
 def serve(options: argparse.Namespace) -> int:
     """Warm the engine, keep the gate, until a signal."""
     settings = settings_of(options)
+    _end_at_sigterm()
     from sidecar import running
     from sidecar.adapters.shapesfile import read
 
@@ -41,6 +43,7 @@ def serve(options: argparse.Namespace) -> int:
 def once(options: argparse.Namespace) -> int:
     """Warm the engine once; the report goes to stdout, progress to stderr."""
     settings = settings_of(options)
+    _end_at_sigterm()
     from sidecar import running
     from sidecar.adapters.shapesfile import read
     from sidecar.core import report
@@ -111,6 +114,13 @@ def _print_adopted(options: argparse.Namespace) -> None:
         files.print_last(options)
     except ConfigError as missing:  # a verdict without its report is as warm
         print(f"vllm-warmup: {missing}", file=sys.stderr)
+
+
+def _end_at_sigterm() -> None:
+    """At once, until the event loop listens for it, which is long where a folder hangs that is
+    looked at first. The first process of a container is not ended by a signal that it has no
+    handler for."""
+    signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
 
 
 def _leave(code: int) -> None:

@@ -105,6 +105,31 @@ async def test_a_resolver_that_hangs_does_not_hold_up_a_verdict(tmp_path):
     assert "waited longer than the start deadline" in program.err
 
 
+HUNG_FOLDER = """
+import os, sys, time
+make = os.mkdir
+def hang(path, *rest, **more):
+    if "hung" in str(path):
+        print("hung folder", file=sys.stderr, flush=True)
+        time.sleep(3600)
+    return make(path, *rest, **more)
+os.mkdir = hang
+"""
+
+
+@pytest.mark.parametrize("command", ["serve", "once"])
+async def test_a_folder_that_hangs_at_the_start_does_not_hold_up_the_end(
+    tmp_path, stopped, command
+):
+    """Before anything runs SIGTERM has a handler: without one it would not end the first process of
+    a container, and of another the status would not be 143."""
+    (tmp_path / "sitecustomize.py").write_text(HUNG_FOLDER)
+    hung = {"more_env": {"PYTHONPATH": str(tmp_path)}, "STATE_DIR": tmp_path / "hung", "PORT": 0}
+    async with started(command, "http://127.0.0.1:9", tmp_path, **hung) as program:
+        await program.until_said("hung folder")
+        assert await stopped(program) == 143
+
+
 async def test_serve_answers_health_long_before_the_engine_is_there(tmp_path):
     """Liveness and startup need no engine."""
     async with started("serve", "http://127.0.0.1:9", tmp_path, PORT=free_port()) as program:
