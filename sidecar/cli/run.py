@@ -28,7 +28,7 @@ _ADOPTED = "adopted: warm since the run that is reported, nothing was sent"
 def serve(options: argparse.Namespace) -> int:
     """Warm the engine, keep the gate, until a signal."""
     settings = settings_of(options)
-    _end_at_sigterm()
+    _end_at_sigterm(ExitCode.WARM)
     from sidecar import running
     from sidecar.adapters.shapesfile import read
 
@@ -43,7 +43,7 @@ def serve(options: argparse.Namespace) -> int:
 def once(options: argparse.Namespace) -> int:
     """Warm the engine once; the report goes to stdout, progress to stderr."""
     settings = settings_of(options)
-    _end_at_sigterm()
+    _end_at_sigterm(128 + signal.SIGTERM)
     from sidecar import running
     from sidecar.adapters.shapesfile import read
     from sidecar.core import report
@@ -116,11 +116,11 @@ def _print_adopted(options: argparse.Namespace) -> None:
         print(f"vllm-warmup: {missing}", file=sys.stderr)
 
 
-def _end_at_sigterm() -> None:
+def _end_at_sigterm(code: int) -> None:
     """At once, until the event loop listens for it, which is long where a folder hangs that is
     looked at first. The first process of a container is not ended by a signal that it has no
     handler for."""
-    signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
 
 
 def _leave(code: int) -> None:
