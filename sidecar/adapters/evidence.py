@@ -1,8 +1,8 @@
 """Reads the engine's log beside everything else, and says what it showed of one wave.
 
-One task per source. Of the lines only those that match an event are kept, and of those a bounded
-ring: what users wrote can stand in all others. A start line is believed once the conductor has met
-the boot by other means (`adopt`): what stands there later may be forged.
+One task per source. Of a line that matches no event nothing is kept: what users wrote can stand in
+it. A start line is believed once the conductor has met the boot by other means (`adopt`): what
+stands there later may be forged.
 """
 
 import asyncio
@@ -37,7 +37,6 @@ _AGAIN_S = 1.0
 
 MAX_STREAMS = 64
 """Senders told apart; what more there are is counted and not read."""
-MAX_RECENT = 1000
 MAX_EARLIER = 100
 
 Send = Callable[[str], Awaitable[None]]
@@ -67,9 +66,6 @@ class Evidence:
         self._hopeless = 0
         self._earlier: deque[Compile] = deque(maxlen=MAX_EARLIER)
         self._listening = Listening()
-        self.recent: deque[Seen] = deque(maxlen=MAX_RECENT)
-        """What was seen last, oldest first."""
-        self.matched = 0
         self.unread = 0
         """Lines of senders beyond MAX_STREAMS."""
 
@@ -214,7 +210,6 @@ class Evidence:
         event = stream.reader.feed(line.text)
         if event is None:
             return
-        self.matched += 1
         if isinstance(event, Started) and event.phase is Phase.ARGUMENTS:
             stream.doubtful = line.old and stream.boot.is_serving
         stream.boot.feed(event)
@@ -263,10 +258,8 @@ class Evidence:
         return stream
 
     def _tell(self, name: str, at_s: float, what: Told, *, late: bool = False) -> None:
-        seen = Seen(name, at_s, what, in_wave=late or self._wave is not None)
-        self.recent.append(seen)
         if self.on_seen is not None:
-            self.on_seen(seen)
+            self.on_seen(Seen(name, at_s, what, in_wave=late or self._wave is not None))
 
     # --- waiting ---------------------------------------------------------------------------------
 

@@ -475,7 +475,6 @@ def test_garbage_is_no_event_and_raises_nothing() -> None:
         text = rng.choice(lines)[: rng.randrange(400)] + rng.choice(marks) + rng.choice(lines)[:200]
         at = rng.randrange(len(text))
         reader.feed(text[at:] + rng.choice(marks) * rng.randrange(3) + text[:at])
-    assert reader.lines == 3000
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,9 @@ class LogReader:
         self._begun: OrderedDict[_Job, deque[str | None]] = OrderedDict()
         """When each compile that has a second line began. From 0.31 on prints don't say which
         process they are from, so one kernel may have begun several times: first in, first out."""
-        self.lines = 0
-        self.matched = 0
 
     def feed(self, line: str) -> LogEvent | None:
         """What this line tells, given those before it."""
-        self.lines += 1
         event = parse(line, self._prefix)
         if event is None:
             return None
@@ -44,7 +41,6 @@ class LogReader:
             self._begin(event)
         elif isinstance(event, Finished):
             event = self._finish(event)
-        self.matched += event is not None
         return event
 
     def _begin(self, event: Compile) -> None:
