@@ -107,6 +107,10 @@ def figure(f_s: float | None, baseline_s: float | None) -> Text:
     return Text(f"{f_s:.3f}", style="bold red" if is_cold else "green")
 
 
+def _stage(status: dict[str, Any]) -> str:
+    return str((status["state"], status["progress"]))
+
+
 def watch(sidecar: Sidecar, console: Console) -> bool:
     """Show it until the gate is open; whether it opened in time."""
     began = time.monotonic()
@@ -116,7 +120,7 @@ def watch(sidecar: Sidecar, console: Console) -> bool:
             status = sidecar.get("/status")
             if console.is_terminal:
                 live.update(picture(status, began))
-            elif status and (now := str((status["state"], status["progress"]))) != told:
+            elif status and not status["ready"] and (now := _stage(status)) != told:
                 told = now
                 console.print(picture({**status, "cells": []}, began))
             if status and status["ready"]:
