@@ -364,9 +364,9 @@ def test_progress_lines_say_each_thing_once() -> None:
     view.show(warming(2, 5, 1))
     assert lines == [
         "waiting: no answer",
-        "warming: pass 1, 0 of 20 cells done, 9 waves lacking",
-        "warming: pass 1, 4 of 20 cells done, 5 waves lacking",
-        "warming: pass 2, 5 of 20 cells done, 1 wave lacking",
+        "warming: pass 1, 0 of 20 cells done, at least 9 waves to go",
+        "warming: pass 1, 4 of 20 cells done, at least 5 waves to go",
+        "warming: pass 2, 5 of 20 cells done, at least 1 wave to go",
     ]
 
 

@@ -150,7 +150,7 @@ def _headline(snapshot: Snapshot) -> str:
         eta = "" if snapshot.eta_s is None else f", about {snapshot.eta_s:.0f} s left"
         return (
             f"warming: pass {progress.passes}, {progress.cells_done} of {progress.cells_total} "
-            f"cells done, {progress.waves_left} {waves} lacking{eta}"
+            f"cells done, at least {progress.waves_left} {waves} to go{eta}"
         )
     reasons = "; ".join(snapshot.reasons)
     return f"{snapshot.state}: {reasons}" if reasons else str(snapshot.state)

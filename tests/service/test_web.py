@@ -193,7 +193,7 @@ async def test_a_shut_gate_says_what_it_does():
     for snapshot, said in (
         (
             warming,
-            "warming: pass 2, now completions-c1-p8-o2; 1 of 2 cells done, 3 waves lacking; "
+            "warming: pass 2, now completions-c1-p8-o2; 1 of 2 cells done, at least 3 waves to go; "
             "wait, about 5 s",
         ),
         (replace(warming, eta_s=None), "wait, how long is not known yet"),

@@ -38,7 +38,8 @@ def _warming(snapshot: Snapshot) -> str:
     left = "how long is not known yet" if snapshot.eta_s is None else _about(snapshot.eta_s)
     return (
         f"warming: pass {progress.passes}{now}; {progress.cells_done} of "
-        f"{progress.cells_total} cells done, {progress.waves_left} {waves} lacking; wait, {left}"
+        f"{progress.cells_total} cells done, at least {progress.waves_left} {waves} to go; wait, "
+        f"{left}"
     )
 
 
