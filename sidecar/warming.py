@@ -5,6 +5,7 @@ One attempt after another, with growing pauses, for as long as the boot lives.
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +41,8 @@ class _Shut:
 
     reasons: tuple[str, ...]
     exit_code: ExitCode
+    is_final: bool = False
+    """Nothing but cells that are held back keeps it shut: a new attempt would send nothing."""
 
 
 class Warming:
@@ -87,9 +90,10 @@ class Warming:
             shut = await self._attempt(boot, watch)
             if shut is None:
                 return
-            reasons = (*shut.reasons, f"tried again in {pause_s:.0f} s")
+            again = () if shut.is_final else (f"tried again in {pause_s:.0f} s",)
+            reasons = (*shut.reasons, *again)
             self._door.move(Event.GAVE_UP, reasons=reasons, exit_code=shut.exit_code)
-            await self._pause(pause_s, boot)
+            await self._pause(math.inf if shut.is_final else pause_s, boot)
             pause_s = min(2 * pause_s, self._policy.retry_longest_s)
 
     async def _pause(self, pause_s: float, boot: Boot) -> None:
@@ -176,6 +180,7 @@ class Warming:
         decided = opening(
             verdict, open_unproven=policy.open_unproven, require_log=policy.require_log
         )
+        is_final = bool(boot.held) and (decided.open or not plan.cells)
         if boot.held:
             decided = Opening(False, False, (*map(deaths.told, boot.held), *decided.reasons))
         await self._record.add(
@@ -192,7 +197,7 @@ class Warming:
         self._warn(boot)
         if not decided.open:
             code = ExitCode.NOT_CONVERGED if boot.held else _exit_code_of(verdict)
-            return _Shut(decided.reasons, code)
+            return _Shut(decided.reasons, code, is_final)
         # Nothing was asked since the last wave: the engine may have gone or been replaced.
         await watch.stop_if_lost(boot.mark)
         boot.opened = decided

@@ -400,6 +400,19 @@ async def test_a_cell_that_killed_the_engine_is_held_back_and_the_rest_is_warmed
     assert State.READY not in stage.states()
 
 
+async def test_while_it_is_held_back_nothing_is_tried():
+    """A new attempt would send nothing, and put an empty report over the one that says it all."""
+    store = MemoryStore()
+    killer = Killer(store)
+    stage = killer.stage
+    async with killer.running():
+        await stage.until(is_held)
+        before = stage.states(), len(store.reports)
+        assert not any("tried again" in reason for reason in stage.snapshot.reasons)
+        await anyio.sleep(3000)
+        assert (stage.states(), len(store.reports)) == before
+
+
 async def test_clearing_it_goes_on_within_seconds():
     """The operator has changed a flag, and does not wait for the next try."""
     store = MemoryStore()
@@ -407,7 +420,7 @@ async def test_clearing_it_goes_on_within_seconds():
     stage = killer.stage
     async with killer.running():
         await stage.until(is_held)
-        await anyio.sleep(2000)  # pauses between tries are long by now
+        await anyio.sleep(2000)
         killer.is_harmless, store.dead = True, ()
         cleared_at = anyio.current_time()
         await stage.until(is_ready)
