@@ -9,9 +9,10 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from sidecar.adapters.logs import LogSource
 from sidecar.adapters.logstream import Stream
@@ -19,7 +20,7 @@ from sidecar.core.logs.events import Access, Compile, LogEvent, Phase, Started, 
 from sidecar.core.logs.evidence import Heard, Listening, LogEvidence, combined
 from sidecar.core.logs.facts import StartFacts
 from sidecar.core.logs.head import Origin
-from sidecar.core.logs.items import Ended, Gap, Item, Line, SourceState
+from sidecar.core.logs.items import Counts, Ended, Gap, Item, Line, SourceState
 from sidecar.core.logs.parse import fence_target
 from sidecar.core.logs.reader import LogReader
 from sidecar.core.logs.seen import Seen, Told
@@ -66,25 +67,35 @@ class Evidence:
         self._hopeless = 0
         self._earlier: deque[Compile] = deque(maxlen=MAX_EARLIER)
         self._listening = Listening()
-        self.unread = 0
-        """Lines of senders beyond MAX_STREAMS."""
+        self._unread: Counter[str] = Counter()
+        """Lines of senders beyond MAX_STREAMS, by source."""
 
     @property
     def states(self) -> tuple[SourceState, ...]:
         """Of all sources, as of now."""
         return tuple(
-            SourceState(name, source.counts, source.trouble)
+            SourceState(name, self._counts(name, source), source.trouble)
             for name, source in self._sources.items()
         )
 
+    def _counts(self, name: str, source: LogSource) -> Counts:
+        counts = source.counts
+        return replace(counts, dropped_lines=counts.dropped_lines + self._unread[name])
+
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One sentence for each source that can't be read now."""
-        return tuple(
+        """One sentence for each source that can't be read now, or not all of it."""
+        troubles = tuple(
             f"log {name}: {source.trouble}"
             for name, source in self._sources.items()
             if source.trouble is not None
         )
+        crowds = tuple(
+            f"log {name}: it has more than {MAX_STREAMS} senders, and those that came later are "
+            "not read: limit who may send (allow=)"
+            for name in self._unread
+        )
+        return troubles + crowds
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -204,7 +215,7 @@ class Evidence:
     def _line(self, name: str, line: Line) -> None:
         stream = self._stream(name, line.origin)
         if stream is None:
-            self.unread += 1
+            self._unread[name] += 1
             return
         stream.has_ended = False
         event = stream.reader.feed(line.text)

@@ -290,14 +290,17 @@ async def test_a_wave_that_is_cut_off_at_its_first_fence_is_over() -> None:
     assert [seen.in_wave for seen in heard if isinstance(seen.what, Compile)] == [False]
 
 
-async def test_senders_beyond_the_bound_are_counted() -> None:
-    """Whoever may send could invent tags without end."""
+async def test_senders_beyond_the_bound_are_counted_and_named() -> None:
+    """Whoever may send could invent tags without end, and the engine's be the one too many."""
     tape = Tape()
     async with reading(tape) as evidence:
         for n in range(module.MAX_STREAMS + 10):
             tape.write(POST, origin=f"tag-{n}")
         await evidence.adopt(tape.touch)
-        assert evidence.unread == 11  # the fence's own line too
+        (state,) = evidence.states
+        assert state.counts.dropped_lines == 11  # the fence's own line too
+        (warning,) = evidence.warnings
+        assert "more than 64 senders" in warning
 
 
 async def test_a_source_in_trouble_is_warned_of() -> None:

@@ -81,7 +81,7 @@ class Counts:
     """Lines whose end was dropped because they were too long; their beginnings were yielded."""
     cut_bytes: int = 0
     dropped_lines: int = 0
-    """Dropped here because nobody took them in time."""
+    """Dropped here because nobody took them in time, or too many senders had come before theirs."""
     kernel_drops: int | None = None
     """Datagrams that the kernel had no room for; None: not a matter of this source, or not told."""
     refused: int = 0
