@@ -52,6 +52,8 @@ class Result:
     let_go_s: float | None = None
     """Just before that byte was written. It may be stamped too early, never too late; None: as
     `sent_s`."""
+    misread: bool = False
+    """BROKEN by what came back, which is nothing that vLLM answers; the connection held."""
 
     @property
     def first_s(self) -> float | None:

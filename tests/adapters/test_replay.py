@@ -328,6 +328,7 @@ async def test_a_request_that_fails_is_a_result(
         assert len(stub.of("/v1/completions")) == 2
     for result in wave.results:
         assert (result.outcome, result.status) == (outcome, status)
+        assert result.misread is (outcome is Outcome.BROKEN and "[DONE]" not in message)
         assert message in result.message
         assert "\n" not in result.message
 

@@ -45,3 +45,16 @@ def test_too_many_open_files_are_the_sidecars_own() -> None:
     told = failure(WaveResult(look=look, results=(result,), spread_s=0.0, took_s=1.0, at_s=0.0))
     assert told is not None
     assert "raise the sidecar's own limit of open files (ulimit -n" in told.sentence
+
+
+def test_an_answer_that_is_not_vllms_is_no_death_of_the_engine() -> None:
+    """A page or garbage over a connection that held: the address or a proxy is wrong."""
+    said = "200 with text/html where an event stream is due"
+    result = Result(Outcome.BROKEN, 0.0, status=200, message=said, misread=True)
+    look = Look(Cell(1, 8, 2), Gait.LED)
+    told = failure(WaveResult(look=look, results=(result,), spread_s=0.0, took_s=1.0, at_s=0.0))
+    assert told is not None
+    assert f"its request got an answer that vLLM doesn't give ({said}); see that" in told.sentence
+    assert "WARMUP_ENGINE_URL" in told.sentence
+    assert "lost" not in told.sentence
+    assert "died" not in told.sentence

@@ -60,6 +60,8 @@ def _what(result: Result, failed: int, cell: Cell) -> str:
             return f"{of} ended with an error inside the stream{said}"
         case Outcome.TIMEOUT:
             return f"{of} had no answer within the request timeout{said}"
+        case _ if result.misread:
+            return f"{of} got an answer that vLLM doesn't give{said}"
         case _:
             return f"{of} lost the connection{said}"
 
@@ -84,6 +86,10 @@ def _remedy(result: Result, took_s: float) -> str:
         return (
             "raise the sidecar's own limit of open files (ulimit -n, LimitNOFILE=), for each "
             "request of a wave is one, or lower concurrency"
+        )
+    if result.misread:
+        return (
+            "see that WARMUP_ENGINE_URL is vLLM's, and that no proxy in between changes its answers"
         )
     if result.outcome is Outcome.BROKEN:
         return "look for the end of the engine in its log: it may have died on this cell"

@@ -1,7 +1,7 @@
 """What a connection got → Result. Reads after the wave has ended, so that it delays no stamp."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from sidecar.core.results import Outcome, Result
@@ -102,7 +102,7 @@ class Reading:
         if reply.ending is Ending.REFUSED:
             if reply.status is not None and reply.status >= 400:
                 return self._told(Outcome.HTTP_ERROR, reply.problem)
-            return self._told(Outcome.BROKEN, reply.problem)
+            return self._misread(reply.problem)
         if reply.status is None:
             return self._told(Outcome.BROKEN, reply.problem or "closed before any answer")
         if reply.status != 200:
@@ -113,7 +113,7 @@ class Reading:
         """An answer that isn't streamed: all its tokens come with its last byte."""
         event = read_event(b"".join(data for _, data in self._reply.pieces))
         if event.kind in (Kind.ERROR, Kind.GARBAGE, Kind.DONE):
-            return self._told(Outcome.BROKEN, f"the answer is {event.message or 'no JSON'}")
+            return self._misread(f"the answer is {event.message or 'no JSON'}")
         self._take(event)
         if self._usage is not None and self._usage.completion_tokens:
             self._token_s.append(self._reply.pieces[-1][0] - self._release_s)
@@ -122,11 +122,11 @@ class Reading:
     def _of_stream(self) -> Result:
         if not self.is_stream:
             kind = one_line(self._reply.content_type.partition(";")[0], 60) or "no content type"
-            return self._told(Outcome.BROKEN, f"200 with {kind} where an event stream is due")
+            return self._misread(f"200 with {kind} where an event stream is due")
         if self._error is not None:
             return self._told(Outcome.STREAM_ERROR, self._error.message, self._error.status)
         if self._garbage is not None:
-            return self._told(Outcome.BROKEN, f"the stream holds {self._garbage.message}")
+            return self._misread(f"the stream holds {self._garbage.message}")
         if not self._done:
             why = self._reply.problem or "closed"
             return self._told(Outcome.BROKEN, f"{why} after {self._events} events, before [DONE]")
@@ -135,6 +135,9 @@ class Reading:
     def _error_body(self) -> str:
         body = b"".join(data for _, data in self._reply.pieces)
         return error_message(self._reply.content_type, body)
+
+    def _misread(self, message: str) -> Result:
+        return replace(self._told(Outcome.BROKEN, message), misread=True)
 
     def _told(self, outcome: Outcome, message: str, status: int | None = None) -> Result:
         usage, reply = self._usage or Usage(), self._reply
