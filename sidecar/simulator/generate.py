@@ -58,6 +58,7 @@ async def generate(life: Life, call: Call, answer: Answer, *, is_chat: bool) -> 
     async def work() -> None:
         if life.faults.kills(asked.prompt_tokens):
             await anyio.sleep(KILL_DELAY_S)
+            life.log.out_of_memory()
             life.die()
             await anyio.sleep_forever()
         if life.faults.garbage is not None:

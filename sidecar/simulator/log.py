@@ -128,7 +128,14 @@ class Log:
 
     def step_timed_out(self) -> None:
         """The last words of an engine whose step took longer than its executor waits."""
-        self._core(0, "ERROR", "core.py:1166", "TimeoutError: RPC call to execute_model timed out.")
+        self._dead("TimeoutError: RPC call to execute_model timed out.")
+
+    def out_of_memory(self) -> None:
+        """Those of one that could not allocate what a prompt needs, in torch's words."""
+        self._dead("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    def _dead(self, cause: str) -> None:
+        self._core(0, "ERROR", "core.py:1166", cause)
         self._api(
             "ERROR",
             "async_llm.py:708",

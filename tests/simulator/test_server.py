@@ -15,6 +15,8 @@ import httpx
 import pytest
 from anyio.lowlevel import checkpoint
 
+from sidecar.core.logs.events import Complaint, Trouble
+from sidecar.core.logs.parse import parse
 from sidecar.simulator.faults import FailOn, Knobs
 from sidecar.simulator.model import EngineConfig
 from sidecar.simulator.profile import Profile
@@ -200,14 +202,19 @@ async def test_a_cell_can_be_made_to_fail() -> None:
 
 
 async def test_a_long_prompt_kills_the_engine() -> None:
-    """Above oom_above_tokens the connection breaks and the port refuses; below, all is well."""
-    async with running() as (sim, client):
+    """Above oom_above_tokens its log says why, the connection breaks and the port refuses."""
+    log = io.StringIO()
+    async with running(log=log) as (sim, client):
         sim.turn(Knobs(oom_above_tokens=100))
         assert (await ask(client, prompt=[300] * 100)).status_code == 200
         with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError)):
             await ask(client, prompt=[300] * 101)
         with pytest.raises(httpx.ConnectError):
             await client.get("/health")
+    troubles = [event for line in log.getvalue().splitlines() if (event := parse(line))]
+    assert [t.complaint for t in troubles if isinstance(t, Trouble)] == [
+        *(Complaint.OUT_OF_MEMORY, Complaint.ENGINE_DEAD)
+    ]
 
 
 async def test_a_hung_engine_still_answers_health() -> None:
