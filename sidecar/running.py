@@ -3,7 +3,7 @@
 import logging
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio
@@ -17,6 +17,7 @@ from sidecar.core.policy import Rhythm
 from sidecar.core.report import Report
 from sidecar.core.watch.gate import Snapshot, State
 from sidecar.settings import Settings
+from sidecar.warming import TRIED_AGAIN
 from sidecar.wiring import build
 
 log = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ async def once(
 
     def on_change(snapshot: Snapshot) -> None:
         if show is not None:
-            show(snapshot)
+            show(snapshot if snapshot.parts else replace(snapshot, reasons=_for_good(snapshot)))
         if verdicts.hear(snapshot):
             ended.set()
 
@@ -191,11 +192,16 @@ class Verdicts:
                 continue
             last = self._failed.get(name, part)
             codes.append(last.exit_code or ExitCode.ENGINE_UNAVAILABLE)
-            told = last.reasons
+            told = _for_good(last)
             if last.exit_code is None and last.totals.boots > MAX_BOOTS_ONCE:
                 told += (f"the engine was lost {MAX_BOOTS_ONCE} times while it was warmed",)
             reasons += [f"{name}: {reason}" if name else reason for reason in told]
         return Outcome(min(codes), tuple(reasons), reports, adopted)
+
+
+def _for_good(snapshot: Snapshot) -> tuple[str, ...]:
+    """Its reasons, where it is not tried again."""
+    return tuple(reason for reason in snapshot.reasons if not reason.startswith(TRIED_AGAIN))
 
 
 def _each(snapshot: Snapshot) -> Mapping[str, Snapshot]:

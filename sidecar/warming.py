@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 _BUDGET = "budget"
 """Among the warnings of a boot, beside the ids of cells."""
+TRIED_AGAIN = "tried again in "
+"""Begins the last reason of a gate that stays shut for now; untrue once the program ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Warming:
             shut = await self._attempt(boot, watch)
             if shut is None:
                 return
-            again = () if shut.is_final else (f"tried again in {pause_s:.0f} s",)
+            again = () if shut.is_final else (f"{TRIED_AGAIN}{pause_s:.0f} s",)
             reasons = (*shut.reasons, *again)
             self._door.move(Event.GAVE_UP, reasons=reasons, exit_code=shut.exit_code)
             await self._pause(math.inf if shut.is_final else pause_s, boot)

@@ -208,8 +208,10 @@ async def test_once_says_that_a_cell_fails():
     """Exit 3 with the cell, the status and the engine's words."""
     async with simulator(WARM) as sim:
         sim.turn(Knobs(fail={"min_prompt_tokens": 65, "max_prompt_tokens": 65}))
-        outcome, _ = await once(sim.url)
+        outcome, seen = await once(sim.url)
     assert outcome.exit_code == ExitCode.NOT_CONVERGED
+    told = [*outcome.reasons, *(reason for snapshot in seen for reason in snapshot.reasons)]
+    assert not any("tried again" in reason for reason in told), "it ends"
     said = " ".join(outcome.reasons)
     assert "completions-c1-p65" in said
     assert "500" in said
