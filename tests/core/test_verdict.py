@@ -475,6 +475,8 @@ def test_two_failed_waves_in_a_row_end_a_cell_for_this_round():
     judge.feed(failing(ONE))
     assert not judge.lacks()
     assert told(judge, ONE).standing is Standing.FAILED
+    (reason,) = told(judge, ONE).reasons
+    assert reason.startswith("led: 2 waves in a row: its request "), "the cell is named before it"
     judge.begin_round()
     assert judge.lacks()
     run(judge, ONE, 0, 0)

@@ -8,7 +8,7 @@ from sidecar.core.grid.cells import Cell, Drafts, Role
 from sidecar.core.judge.attribution import attributed, compile_s, heard, named
 from sidecar.core.judge.calls import Call, CellVerdict, GaitFigures, Standing
 from sidecar.core.judge.drafted import repeats
-from sidecar.core.judge.failures import failure
+from sidecar.core.judge.failures import Failure, failure
 from sidecar.core.judge.track import MAX_TRIES, QUIET_WAVES, Track
 from sidecar.core.judge.validity import examine
 
@@ -75,7 +75,7 @@ def _once(cell: Cell, tracks: Sequence[Track], succeeded: bool) -> CellVerdict:
     if not waves:
         reason = "it has not been run yet"
     elif told := failure(waves[-1]):
-        reason = told.sentence
+        reason = _of_cell(told, cell)
     else:
         reason = "; ".join(examine(waves[-1]).invalid_because)
     return _verdict(cell, tracks, Call.NOT_YET, standing, (reason,))
@@ -84,7 +84,13 @@ def _once(cell: Cell, tracks: Sequence[Track], succeeded: bool) -> CellVerdict:
 def _failed(track: Track) -> str:
     told = next(failure(e.wave) for e in reversed(track.entries) if e.failed and not e.refused)
     count = track.trailing_failures()
-    return f"{'' if count < 2 else f'{count} waves in a row: '}{told.sentence if told else ''}"
+    said = _of_cell(told, track.look.cell) if told else ""
+    return f"{'' if count < 2 else f'{count} waves in a row: '}{said}"
+
+
+def _of_cell(told: Failure, cell: Cell) -> str:
+    """Its sentence among the reasons of its cell, which name that before all of them."""
+    return told.sentence.removeprefix(f"{cell.id}: ")
 
 
 def _cold(track: Track) -> str:
