@@ -90,6 +90,7 @@ BAD = [
     ("cells: [{prompt_tokens: 3.5}]", ".*3.5 is not a whole number; .*"),
     ("cells: [{prompt_tokens: '4'}]", '.*"4" is not a whole number; .*'),
     ("cells: [{prompt_tokens: true}]", ".*true is not a whole number; .*"),
+    ("budget: {total_s: 1e3}", '.*"1e3" is not a number; write one in digits, .*'),
     ("cells: [7]", r".*cells\[0\]: must be a mapping .*, not 7"),
     ("cells: {prompt_tokens: 1}", ".*cells: must be a list; .*"),
     (CELL + "budget: {total_s: .inf}", ".*inf is out of range; it must be at most 86400"),
