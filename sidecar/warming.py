@@ -19,6 +19,7 @@ from sidecar.core.facts import EngineFacts
 from sidecar.core.grid.cells import Look
 from sidecar.core.grid.cost import over_budget
 from sidecar.core.grid.plan import Plan
+from sidecar.core.judge.calls import has_answers
 from sidecar.core.judge.passes import Passes, Progress
 from sidecar.core.judge.verdict import GridVerdict, Judge, Opening, Standing, opening
 from sidecar.core.policy import Policy
@@ -245,4 +246,5 @@ def _seed_of(nonce: str, attempt: int) -> int:
 def _exit_code_of(verdict: GridVerdict) -> ExitCode:
     """Of a gate that stays shut: cold or failed cells, or nothing but missing proof."""
     bad = any(c.standing in (Standing.COLD, Standing.FAILED) for c in verdict.cells)
-    return ExitCode.NOT_CONVERGED if bad else ExitCode.EVIDENCE_MISSING
+    is_lacking = not bad and has_answers(verdict)
+    return ExitCode.EVIDENCE_MISSING if is_lacking else ExitCode.NOT_CONVERGED

@@ -85,6 +85,7 @@ class FakeReplay:
         self.warm_s = 0.02
         self.never_warm = frozenset()
         self.fails = None
+        self.fails_with = 500
         self.on_wave = None
 
     async def run(self, looks):
@@ -107,7 +108,7 @@ class FakeReplay:
         if not self.engine.state.is_up:
             result = Result(Outcome.BROKEN, sent_s=0.0, message="connection reset")
         elif self.fails is not None and self.fails(look):
-            result = Result(Outcome.HTTP_ERROR, sent_s=0.0, status=500, message="boom")
+            result = Result(Outcome.HTTP_ERROR, sent_s=0.0, status=self.fails_with, message="boom")
         else:
             result = good(look.cell, took_s)
         return WaveResult(

@@ -533,6 +533,22 @@ async def test_a_cell_that_fails_keeps_the_gate_shut_and_the_rest_goes_on():
     assert {CELLS[0].id, CELLS[2].id} == done
 
 
+async def test_an_engine_that_refuses_every_wave_stays_behind_a_shut_gate():
+    """Nothing is broken and nothing cold was seen, but nothing was seen at all: not converged."""
+
+    def refuse(replay):
+        replay.fails, replay.fails_with = lambda _: True, 503
+
+    stage = Stage(budget_s=60.0, open_unproven=True)
+    stage.setup = refuse
+    async with stage.running():
+        await stage.until(lambda s: s.state is State.FAILED)
+        assert "the engine has answered no wave of the grid" in stage.snapshot.reasons
+        assert stage.snapshot.exit_code is ExitCode.NOT_CONVERGED
+        stage.replays[-1].fails = None
+        await stage.until(is_ready)
+
+
 @pytest.mark.parametrize("is_open", [True, False])
 async def test_missing_proof_opens_or_not_as_the_operator_says(is_open):
     """Nothing cold seen but not all proven: open without proof, or shut with exit code 5."""

@@ -135,8 +135,7 @@ def opening(verdict: GridVerdict, *, open_unproven: bool, require_log: bool = Fa
     no cells, or each wave was refused, or the budget ended before the first answer.
     `require_log` (WARMUP_REQUIRE_EVIDENCE=log) keeps it shut where the log was not seen whole.
     """
-    grid = [c for c in verdict.cells if c.cell.role is Role.GRID]
-    if not grid:
+    if not any(c.cell.role is Role.GRID for c in verdict.cells):
         return Opening(
             False, False, ("no cell was warmed: the grid is empty or nothing of it fits",)
         )
@@ -146,13 +145,19 @@ def opening(verdict: GridVerdict, *, open_unproven: bool, require_log: bool = Fa
     if require_log and (missing := log_missing(verdict)) is not None:
         return Opening(False, False, (f"WARMUP_REQUIRE_EVIDENCE=log: {missing}",))
     unproven = [c for c in verdict.cells if c.standing is Standing.UNPROVEN]
-    if not any(f.first_f_s is not None for c in grid for f in c.figures):
+    if not has_answers(verdict):
         return Opening(
             False, False, ("the engine has answered no wave of the grid", *_told(unproven))
         )
     if unproven:
         return Opening(open_unproven, False, _told(unproven))
     return Opening(True, True, ())
+
+
+def has_answers(verdict: GridVerdict) -> bool:
+    """Whether any wave of the grid came to its first tokens."""
+    grid = (c for c in verdict.cells if c.cell.role is Role.GRID)
+    return any(f.first_f_s is not None for c in grid for f in c.figures)
 
 
 def log_missing(verdict: GridVerdict) -> str | None:
