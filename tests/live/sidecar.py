@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tests.live.process import Process, free_port
@@ -230,11 +229,6 @@ class Sidecar:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is not None:
             self.end()

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from types import TracebackType
 from typing import Self
 
 _EVERY_S = 0.02
@@ -39,11 +38,6 @@ class Standstill:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join(60)

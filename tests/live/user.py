@@ -6,7 +6,6 @@ import threading
 import time
 import urllib.request
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 
@@ -68,12 +67,7 @@ class Traffic:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._stop is not None
         assert self._thread is not None
         self._stop.set()

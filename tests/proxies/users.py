@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -108,12 +107,7 @@ class Users:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nobody new comes; who is under way is served to the end."""
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(_LIMIT_S + _END_LIMIT_S)
